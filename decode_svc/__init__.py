@@ -1,0 +1,4 @@
+"""The decode service: a gRPC servicer and a policy over the shared engine.
+
+Fetches KV from prefill or computes it locally, then generates.
+"""

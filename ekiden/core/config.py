@@ -1,0 +1,98 @@
+"""Configuration, resolved once and never changed. Field names follow vLLM's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.core.hashes import GRANULE
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica's engine is. ``resolve`` checks it; nothing changes it afterwards."""
+
+    model_dir: Path
+    model_name: str
+    dtype: str = "auto"
+    """``auto`` takes config.json's; else float32, bfloat16 or float16. KV has the same."""
+    device: str = "cpu"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    block_size: int = 16
+    granule: int = GRANULE
+    max_model_len: int = 0
+    """0: what the model's config says."""
+    num_gpu_blocks_override: int = 0
+    """KV blocks, whatever the device; 0: from ``kv_cache_memory_bytes``."""
+    kv_cache_memory_bytes: int = 1 << 30
+    """For the whole replica, replicated heads not counted."""
+    max_num_batched_tokens: int = 512
+    """Tokens of one step, prefill chunks and decode rows together."""
+    max_num_seqs: int = 64
+    enable_prefix_caching: bool = True
+    step_timeout_s: float = 120.0
+    threads_per_rank: int = 0
+    """0: the machine's cores divided by the ranks, at least 1."""
+
+    def check(self) -> EngineConfig:
+        """Return self, or raise SetupError naming the option, its value and the valid choices."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise SetupError(f"--{name.replace('_', '-')} must be at least 1")
+        if self.block_size < 1 or self.block_size % self.granule:
+            raise SetupError(
+                f"--block-size {self.block_size} must be a multiple of the granule "
+                f"({self.granule}): try {self.granule} or {2 * self.granule}"
+            )
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise SetupError(
+                f"--dtype {self.dtype} is unknown: choose auto, float32, bfloat16 or float16"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise SetupError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
+                f"--max-num-seqs ({self.max_num_seqs}), or a full batch could not decode"
+            )
+        return self
+
+
+class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One prefill or decode replica as a network service."""
+
+    role: str
+    """``prefill`` or ``decode``."""
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 draws a free port."""
+    advertise: str = ""
+    """HOST:PORT that peers dial; empty: host and port, if the host can be dialled."""
+    redis_url: str = ""
+    """Empty: register nowhere (a decode replica then prefills locally or as told)."""
+    replica_id: str = ""
+    transport: str = "ucx"
+    secret: str = ""
+    """Shared by all services; empty: no authentication."""
+    local_prefill_tokens: int = 64
+    """Decode prefills at most this many uncached tokens itself rather than ask a prefill pool."""
+    drain_grace_s: float = 30.0
+    ready_file: str = ""
+    """Written with the address once the replica serves; for supervisors and tests."""
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The HTTP gateway. ``models`` maps a served name to the directory of its tokenizer."""
+
+    models: dict[str, Path]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    redis_url: str
+    secret: str = ""
+    api_key: str = ""
+    """Clients must send it as a bearer token; empty: open."""
+    max_body_bytes: int = 8 << 20
+    request_timeout_s: float = 600.0
+    drain_grace_s: float = 30.0
+    ready_file: str = ""

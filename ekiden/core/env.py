@@ -1,0 +1,33 @@
+"""Every environment variable the product reads, in one place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Where models are kept: ``EKIDEN_CACHE``, else the user's cache folder."""
+    if value := os.environ.get("EKIDEN_CACHE"):
+        return Path(value).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "ekiden"
+
+
+def secret() -> str:
+    """``EKIDEN_SECRET``: shared by all services; never taken from a command line."""
+    return os.environ.get("EKIDEN_SECRET", "")
+
+
+def api_key() -> str:
+    """``EKIDEN_API_KEY``: what clients of the gateway must send."""
+    return os.environ.get("EKIDEN_API_KEY", "")
+
+
+def redis_url() -> str:
+    """``REDIS_URL``: an existing Redis or Valkey."""
+    return os.environ.get("REDIS_URL", "")
+
+
+def log_level() -> str:
+    return os.environ.get("EKIDEN_LOG", "INFO").upper()

@@ -1,0 +1,57 @@
+"""The interface between the engine's driver and whatever runs its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ekiden.cache.layout import KvLayout
+from ekiden.engine.plan import StepPlan, StepResult
+
+PortListener = Callable[[int, bytes], None]
+"""(rank, message) for everything a rank's KV port emits; called on a thread of the executor."""
+
+
+class Executor(Protocol):
+    """Runs steps on the ranks of one replica, in order.
+
+    Up to ``max_in_flight`` steps may be submitted before the first is collected (pipeline
+    stages work on different steps at once). Used from one thread, except ``send_port``.
+    """
+
+    @property
+    def layout(self) -> KvLayout: ...
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks, the same number on every rank."""
+
+    @property
+    def max_in_flight(self) -> int: ...
+
+    @property
+    def endpoints(self) -> tuple[bytes, ...]:
+        """What each rank's KV port said in ``describe``; empty without a port."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a step. Returns at once."""
+
+    def collect(self, timeout_s: float) -> StepResult:
+        """The result of the oldest submitted step.
+
+        Raises:
+            ReplicaFailed: a rank died or raised; the message names the rank and the cause.
+            DeadlineExceeded: nothing within ``timeout_s``.
+        """
+
+    def send_port(self, message: bytes, rank: int | None = None) -> None:
+        """Give ``message`` to the KV port of one rank, or of every rank. Any thread."""
+
+    def on_port_message(self, listener: PortListener) -> None:
+        """Set who hears the ports. Set once, before the first ``send_port``."""
+
+    def healthy(self) -> str | None:
+        """None, or one sentence that says which rank is dead or has not moved for too long."""
+
+    def close(self) -> None:
+        """End every rank and wait for it, with a deadline; kills what does not end."""

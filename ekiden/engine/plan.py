@@ -1,0 +1,81 @@
+"""What the scheduler tells the ranks to do in one step, and what comes back. No torch.
+
+These structs cross from the driver to the rank processes as msgpack over a local pipe.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ekiden.core.types import TokenLogprobs
+
+
+class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One token to sample from the logits of a chunk's last position.
+
+    ``seed`` is already the choice's own. ``position`` counts the output tokens before this one,
+    so that a resumed request draws what it would have drawn.
+    """
+
+    choice: int
+    seed: int
+    position: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: dict[int, float]
+    banned: tuple[int, ...]
+    """Tokens that may not be chosen at this position (EOS and stop ids before min_tokens)."""
+    prompt: tuple[int, ...]
+    """The prompt, sent only when repetition_penalty needs it."""
+    output: tuple[int, ...]
+    """The output so far, sent only when a penalty needs it."""
+    logprobs: int | None
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's tokens of one step: positions [start, start + len(tokens))."""
+
+    sequence: int
+    """The driver's number for the sequence; comes back with what was sampled."""
+    tokens: tuple[int, ...]
+    start: int
+    blocks: tuple[int, ...]
+    """Block table covering positions [0, start + len(tokens))."""
+    samples: tuple[SampleSpec, ...] = ()
+    """Empty unless this chunk ends at the last known token; n entries for n choices."""
+    session: int = 0
+    """Hand-off session that wants this chunk's KV, 0 for none."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """One step. ``copies`` (source, target) blocks are copied before anything is computed."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """One sampled token."""
+
+    sequence: int
+    choice: int
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a step sampled. ``compute_s`` is the slowest stage's time, collectives included."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    compute_s: float = 0.0
+    collective_s: float = 0.0
+    collective_bytes: int = 0
+    idle_s: float = 0.0
+    """Seconds the last stage waited for its input: the pipeline's bubble."""

@@ -1,0 +1,74 @@
+"""Who owns which heads, rows and layers. Pure arithmetic, no torch: one rule for everybody."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+
+
+class HeadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """One TP rank's heads: global query heads [q_start, q_stop), KV heads [kv_start, kv_stop)."""
+
+    q_start: int
+    q_stop: int
+    kv_start: int
+    kv_stop: int
+
+    @property
+    def num_q(self) -> int:
+        return self.q_stop - self.q_start
+
+    @property
+    def num_kv(self) -> int:
+        return self.kv_stop - self.kv_start
+
+
+def even_split(total: int, parts: int) -> list[tuple[int, int]]:
+    """[start, stop) of each part; the first parts take one more where it does not divide."""
+    base, extra = divmod(total, parts)
+    bounds = [0]
+    for part in range(parts):
+        bounds.append(bounds[-1] + base + (part < extra))
+    return list(itertools.pairwise(bounds))
+
+
+def head_split(num_heads: int, num_kv_heads: int, tp: int) -> list[HeadShare]:
+    """Deal heads to ``tp`` ranks.
+
+    With tp <= KV heads, whole groups (a KV head with its query heads) are dealt in order. With
+    tp > KV heads, ranks are dealt to groups the same way: a group's query heads are split over
+    its ranks and its KV head is replicated on them. No rank straddles groups.
+
+    Raises:
+        SetupError: query heads are not a multiple of KV heads, or tp passes the query heads of
+            some group.
+    """
+    if num_heads % num_kv_heads:
+        raise SetupError(
+            f"num_attention_heads={num_heads} is not a multiple of "
+            f"num_key_value_heads={num_kv_heads}: the model's config.json is broken"
+        )
+    group = num_heads // num_kv_heads
+    if tp > num_heads:
+        raise SetupError(
+            f"--tensor-parallel-size {tp} is more than the model's {num_heads} query heads: "
+            f"choose 1 to {num_heads}"
+        )
+    if tp <= num_kv_heads:
+        return [
+            HeadShare(q_start=a * group, q_stop=b * group, kv_start=a, kv_stop=b)
+            for a, b in even_split(num_kv_heads, tp)
+        ]
+    shares: list[HeadShare] = []
+    for kv_head, (first, last) in enumerate(even_split(tp, num_kv_heads)):
+        for a, b in even_split(group, last - first):
+            start = kv_head * group
+            shares.append(
+                HeadShare(
+                    q_start=start + a, q_stop=start + b, kv_start=kv_head, kv_stop=kv_head + 1
+                )
+            )
+    return shares

@@ -1,0 +1,30 @@
+"""What a replica says of itself when two parties first meet. No torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ekiden.cache.layout import KvLayout
+
+WIRE_VERSION = 1
+"""Version of the hand-off session, its messages and its checksums."""
+
+
+class ReplicaDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that must agree, or be converted, before KV may move between two replicas."""
+
+    replica_id: str
+    role: str
+    epoch: int
+    version: str
+    wire_version: int
+    model: str
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+    granule: int
+    hash_scheme: str
+    kv: KvLayout
+    transport: str
+    endpoints: tuple[bytes, ...]
+    max_model_len: int
+    vocab_size: int

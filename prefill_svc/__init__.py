@@ -1,0 +1,4 @@
+"""The prefill service: a gRPC servicer and a policy over the shared engine.
+
+Computes a prompt's KV, samples the hand-off token and sends the KV away.
+"""
