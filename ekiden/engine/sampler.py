@@ -28,8 +28,8 @@ from ekiden.engine.plan import SampleSpec
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM: dividing by them would only overflow."""
 
-HEAD = 256
-"""Most likely tokens of a row that are sorted at first; most draws end within them."""
+HEADS = (256, 4096)
+"""Most likely tokens of a row that are sorted at first, and at second if those did not do."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -161,31 +161,31 @@ def _draw(adjusted_SV: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     # The softmax kernels reduce each row by itself: a row's bits do not depend on its batch.
     shifted_SV = adjusted_SV - adjusted_SV.amax(dim=-1, keepdim=True)
     probs_SV = torch.softmax(shifted_SV / temperature, dim=-1)
-    ids_SK = ranked(adjusted_SV, HEAD)
-    heads = probs_SV.gather(-1, ids_SK).cpu().double().numpy()
-    ids = ids_SK.cpu().numpy()
-    return [
-        _draw_row(ids[i], heads[i], adjusted_SV[i], probs_SV[i], spec)
-        for i, spec in enumerate(specs)
-    ]
+    ids_SK = ranked(adjusted_SV, HEADS[0])
+    ids, probs = ids_SK.tolist(), _doubles(probs_SV.gather(-1, ids_SK))
+    size = adjusted_SV.shape[1]
+    drawn = []
+    for i, spec in enumerate(specs):
+        index = _pick(probs[i], spec, whole=size <= HEADS[0])
+        drawn.append(
+            ids[i][index] if index is not None else _draw_deep(adjusted_SV[i], probs_SV[i], spec)
+        )
+    return drawn
 
 
-def _draw_row(
-    ids_K: NDArray[np.int64],
-    probs_K: NDArray[np.float64],
-    adjusted_V: torch.Tensor,
-    probs_V: torch.Tensor,
-    spec: SampleSpec,
-) -> int:
-    whole = len(ids_K) == len(adjusted_V)
-    index = _pick(probs_K, spec, whole=whole)
-    if index is None:
-        order_V = ranked(adjusted_V[None], len(adjusted_V))[0]
-        ids_K = order_V.cpu().numpy()
-        index = _pick(probs_V[order_V].cpu().double().numpy(), spec, whole=True)
-    if index is None:
-        raise InvariantBroken("a sorted row of the whole vocabulary gave no token")
-    return int(ids_K[index])
+def _draw_deep(adjusted_V: torch.Tensor, probs_V: torch.Tensor, spec: SampleSpec) -> int:
+    """A draw that may lie beyond the first head: sort more of the row, at last all of it."""
+    size = len(adjusted_V)
+    for k in (*HEADS[1:], size):
+        ids_K = ranked(adjusted_V[None], k)[0]
+        index = _pick(_doubles(probs_V[ids_K]), spec, whole=k >= size)
+        if index is not None:
+            return int(ids_K[index])
+    raise InvariantBroken(f"a sorted row of all {size} tokens gave none")
+
+
+def _doubles(values: torch.Tensor) -> NDArray[np.float64]:
+    return np.asarray(values.cpu().double().numpy())
 
 
 def _pick(probs: NDArray[np.float64], spec: SampleSpec, *, whole: bool) -> int | None:
