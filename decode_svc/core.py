@@ -1,0 +1,121 @@
+"""What every request of a decode replica shares, and the switchboard of its events.
+
+All of it runs on the service's event loop. Engine outputs and session events come in here and go
+to the request they belong to; one flush per engine step sends a gateway one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ekiden.core.types import BlockBooks, ReplicaStats
+from ekiden.engine.engine import EngineOutput
+from ekiden.service.bridge import EngineBridge, SessionPump
+from ekiden.service.replica import Replica
+from ekiden.service.servicer import PeerTable
+from kv_transfer.limits import TransferLimits
+from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SessionEvent
+
+from .peers import PrefillPeers
+
+if TYPE_CHECKING:
+    from .handoff import Handoff
+    from .life import Life
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeCore:
+    """The engine, the sessions and the peers of one decode replica, and who waits for what."""
+
+    def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
+        self.replica = replica
+        self.clock = replica.clock
+        self.me = replica.describe()
+        self.peers = PrefillPeers(self.me, replica.config.secret)
+        self.met = PeerTable()
+        self.lives: dict[str, Life] = {}
+        self._handoffs: dict[int, Handoff] = {}
+        self._reservations: dict[int, int] = {}
+        self.freed = asyncio.Event()
+        self._on_fatal = on_fatal
+        self.bridge = EngineBridge(replica.engine, self._on_output, self._fatal)
+        self.sessions = ReceiveSessions(
+            self.me, replica.executor.send_port, self.clock, TransferLimits()
+        )
+        self.pump = SessionPump(self.sessions, self.clock, self._on_session)
+        replica.executor.on_port_message(self.pump.on_port)
+
+    def _on_output(self, output: EngineOutput) -> None:
+        """Hand each part of a step's output to its request, then send what each caller got."""
+        touched = set()
+        for event in output.events:
+            if life := self.lives.get(event.request_id):
+                life.on_event(event)
+        for delta in output.deltas:
+            if life := self.lives.get(delta.request_id):
+                life.on_delta(delta)
+                touched.add(life.sink)
+        for finished in output.finished:
+            if life := self.lives.get(finished.request_id):
+                life.on_finished(finished)
+                touched.add(life.sink)
+        for sink in touched:
+            sink.flush()
+        if output.finished:
+            self.notify_freed()
+
+    def _fatal(self, error: BaseException) -> None:
+        for life in list(self.lives.values()):
+            life.on_fatal(error)
+        self._on_fatal(error)
+
+    def open_session(self, handoff: Handoff, start: int, end: int) -> bytes:
+        """Open the session that fills the hand-off's reserved blocks; returns the offer."""
+        reservation = handoff.reservation
+        session, offer = self.sessions.open(
+            handoff.request.request_id, handoff.peer.description, start, end, reservation.blocks
+        )
+        handoff.session = session
+        self._handoffs[session] = handoff
+        self._reservations[session] = reservation.key
+        self.pump.pump()
+        return offer
+
+    def _on_session(self, event: SessionEvent) -> None:
+        handoff = self._handoffs.get(event.session)
+        if isinstance(event, Drained):
+            self._handoffs.pop(event.session, None)
+            key = self._reservations.pop(event.session)
+            self.bridge.post(lambda engine: engine.writer_done(key))
+            self.notify_freed()
+        elif handoff is not None and isinstance(event, Arrived):
+            handoff.on_arrived(event)
+        elif handoff is not None and isinstance(event, Failed):
+            handoff.on_failed(event)
+
+    def fail_session(self, session: int, reason: str) -> None:
+        self.sessions.fail(session, reason)
+        self.pump.pump()
+
+    def seal_session(self, session: int, seal: bytes) -> None:
+        self.sessions.sealed(session, seal)
+        self.pump.pump()
+
+    def notify_freed(self) -> None:
+        """Blocks may have become free: whoever waits on ``freed`` looks again."""
+        self.freed.set()
+        self.freed = asyncio.Event()
+
+    async def audit(self) -> tuple[BlockBooks, ReplicaStats]:
+        open_sessions = self.sessions.open_count
+        books = await self.bridge.call(lambda _: self.replica.books(open_sessions))
+        return books, self.replica.stats()
+
+    async def close(self) -> None:
+        self.pump.close()
+        await self.peers.close()
+        await asyncio.to_thread(self.bridge.stop, 5.0)

@@ -1,0 +1,176 @@
+"""Decode's side of one hand-off: the conversation with one prefill replica about one request.
+
+    Start -> Ready -> (reserve blocks, open the session) Reserved -> Started -> HandOff -> Sealed
+                                                          ... the KV arrives beside it ...
+
+Ends in one of three ways: the KV was adopted; ``AttemptFailed`` before the hand-off token, so that
+another replica may be asked; ``AttemptFailed`` with ``binding`` set after it, so that the request
+must go on from the tokens its client has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from ekiden.core.errors import EkidenError
+from ekiden.core.types import Request, TokenSources, TransferStats
+from ekiden.engine.engine import Reservation
+from ekiden.rpc import prefill_pb2 as pb
+from ekiden.rpc.convert import delta_from_pb, error_from_pb, request_to_pb
+from kv_transfer.sessions import Arrived, Failed
+
+from .core import DecodeCore
+from .peers import PrefillPeer
+from .timeline import Timeline
+
+
+class AttemptFailed(EkidenError):
+    """This attempt is over; ``binding``: after the client saw the hand-off token."""
+
+    def __init__(self, reason: str, *, binding: bool = False) -> None:
+        super().__init__(reason)
+        self.binding = binding
+
+
+class Handoff:
+    """One attempt. ``run`` returns once the KV is adopted or every choice ended at the hand-off."""
+
+    def __init__(
+        self, core: DecodeCore, request: Request, peer: PrefillPeer, timeline: Timeline
+    ) -> None:
+        self.core = core
+        self._timeline = timeline
+        self.request = request
+        self.peer = peer
+        self.state = "asking for prefill"
+        self.session = 0
+        self.reservation: Reservation
+        self.sources = TokenSources()
+        self.transfer = TransferStats()
+        self._binding = False
+        self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
+        self._cached_there = 0
+
+    @property
+    def who(self) -> str:
+        return f"prefill replica {self.peer.description.replica_id}"
+
+    async def run(self) -> None:
+        """Hold the conversation.
+
+        Raises:
+            AttemptFailed: it cannot end well; the reason names the peer and the state.
+        """
+        call = self.peer.stub.Run(metadata=self.core.peers.metadata)
+        try:
+            await self._converse(call)
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name
+            raise self._failed(f"the call ended with {code}: {error.details()}") from error
+        finally:
+            call.cancel()
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Stop the writer if it still writes; the blocks it may touch wait for it to let go."""
+        unfinished = not self._arrival.done()
+        self._arrival.cancel()
+        if not self._arrival.cancelled():
+            self._arrival.exception()  # seen: it has been raised or made no difference
+        if unfinished and self.session:
+            self.core.fail_session(self.session, f"abandoned while {self.state}")
+
+    async def _converse(self, call: grpc.aio.StreamStreamCall) -> None:
+        await call.write(pb.PrefillRequest(start=self._start()))
+        self.state = "queued there"
+        ready = (await self._next(call, "ready")).ready
+        self.state = "reserving blocks here"
+        await self._reserve(ready.answer_within_s)
+        offer = self.core.open_session(self, self.reservation.held_tokens, len(self.request.prompt))
+        reserved = pb.Reserved(held_tokens=self.reservation.held_tokens, offer=offer)
+        await call.write(pb.PrefillRequest(reserved=reserved))
+        self.state = "about to prefill"
+        await self._next(call, "started")
+        self._timeline.prefill_started()
+        self.state = "prefilling"
+        await self._take_tokens((await self._next(call, "hand_off")).hand_off)
+        self.state = "transferring"
+        self.core.seal_session(self.session, (await self._next(call, "sealed")).sealed.seal)
+        await self._adopt()
+
+    def _start(self) -> pb.PrefillStart:
+        return pb.PrefillStart(
+            request=request_to_pb(self.request),
+            decode_replica=self.core.me.replica_id,
+            decode_epoch=self.core.me.epoch,
+            prefill_epoch=self.peer.description.epoch,
+        )
+
+    async def _next(self, call: grpc.aio.StreamStreamCall, kind: str) -> pb.PrefillEvent:
+        """The next message, which must be of ``kind``; a failed session ends the wait."""
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.wait({reading, self._arrival}, return_when=asyncio.FIRST_COMPLETED)
+        if self._arrival.done() and not reading.done():
+            reading.cancel()
+            self._arrival.result()
+        event = await reading
+        if event is grpc.aio.EOF:
+            raise self._failed("it ended the call too early")
+        got = event.WhichOneof("kind")
+        if got == "failed":
+            raise self._failed(error_from_pb(event.failed).message)
+        if got != kind:
+            raise self._failed(f"it said {got} where {kind} was due")
+        return event
+
+    async def _reserve(self, within_s: float) -> None:
+        """Blocks for the whole prompt, waiting for room no longer than prefill waits for us."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    freed = self.core.freed
+                    reservation = await self.core.bridge.call(
+                        lambda engine: engine.reserve(self.request)
+                    )
+                    if reservation is not None:
+                        self.reservation = reservation
+                        return
+                    await freed.wait()
+        except TimeoutError as error:
+            raise self._failed(f"no room for the prompt's blocks within {within_s:g} s") from error
+
+    async def _take_tokens(self, message: pb.HandOff) -> None:
+        """Emit the hand-off tokens: from here on they bind whatever happens."""
+        held, prompt = self.reservation.held_tokens, len(self.request.prompt)
+        cached = max(0, min(message.cached_tokens, prompt) - held)
+        self.sources = TokenSources(
+            decode_cache=held,
+            prefill_cache=cached,
+            prefill_computed=prompt - held - cached,
+            reason=f"prefilled on {self.peer.description.replica_id}",
+        )
+        deltas = [delta_from_pb(delta) for delta in message.deltas]
+        self._binding = True
+        await self.core.bridge.call(lambda engine: engine.hand_off(self.request.request_id, deltas))
+
+    async def _adopt(self) -> None:
+        arrived = await self._arrival
+        self.transfer = TransferStats(
+            bytes=arrived.bytes, seconds=arrived.seconds, wire=arrived.wire
+        )
+        await self.core.bridge.call(lambda engine: engine.adopt(self.request.request_id))
+
+    def on_arrived(self, event: Arrived) -> None:
+        """The KV is in the reserved blocks, counted and checked."""
+        if not self._arrival.done():
+            self._arrival.set_result(event)
+
+    def on_failed(self, event: Failed) -> None:
+        """The session ended without its KV."""
+        if not self._arrival.done():
+            self._arrival.set_exception(self._failed(event.reason))
+
+    def _failed(self, reason: str) -> AttemptFailed:
+        return AttemptFailed(f"{self.who}, {self.state}: {reason}", binding=self._binding)

@@ -1,0 +1,182 @@
+"""``Decode.Serve`` for gateways, ``Decode.Generate`` for everybody: both start a ``Life``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+import msgspec
+
+from ekiden.core.errors import BadRequest, EkidenError, NotFound, Overloaded, Unavailable
+from ekiden.core.ids import new_request_id, new_seed
+from ekiden.core.types import PrefillCandidate, Request
+from ekiden.registry.watcher import Watcher
+from ekiden.rpc import decode_pb2 as pb
+from ekiden.rpc import decode_pb2_grpc, replica_pb2_grpc
+from ekiden.rpc.convert import candidate_from_pb, request_from_pb
+from ekiden.rpc.server import RpcServer, abort_with
+from ekiden.service.replica import Replica
+from ekiden.service.servicer import ReplicaServicer
+
+from .core import DecodeCore
+from .life import Life
+from .sinks import GenerateSink, ServeSink, Sink
+
+MAX_REQUESTS = 4096
+"""Requests one replica holds, running and waiting; one more is refused at once."""
+
+
+class DecodeService(decode_pb2_grpc.DecodeServicer):
+    """The servicer, and the lives of the requests that came through it."""
+
+    services: Sequence[str] = ("ekiden.rpc.Decode", "ekiden.rpc.Replica")
+
+    def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
+        self.core = DecodeCore(replica, on_fatal)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._draining = False
+        url = replica.config.redis_url
+        self._watcher = Watcher(url) if url else None
+
+    def register(self, server: RpcServer) -> None:
+        decode_pb2_grpc.add_DecodeServicer_to_server(self, server.raw)
+        replica_pb2_grpc.add_ReplicaServicer_to_server(
+            ReplicaServicer(self.core.me, self.core.met, self.core.audit), server.raw
+        )
+
+    async def Serve(
+        self,
+        request_iterator: AsyncIterator[pb.ServeRequest],
+        context: grpc.aio.ServicerContext[pb.ServeRequest, pb.ServeEvent],
+    ) -> AsyncIterator[pb.ServeEvent]:
+        """One gateway's stream. Its end cancels everything that was submitted on it."""
+        sink = ServeSink()
+        mine: set[str] = set()
+        reader = asyncio.ensure_future(self._read(request_iterator, sink, mine))
+        try:
+            while True:
+                yield await sink.next()
+        except EkidenError as error:
+            await abort_with(context, error)
+        finally:
+            reader.cancel()
+            for request_id in mine:
+                self._cancel(request_id)
+
+    async def _read(
+        self, requests: AsyncIterator[pb.ServeRequest], sink: ServeSink, mine: set[str]
+    ) -> None:
+        async for message in requests:
+            if message.WhichOneof("kind") == "cancel":
+                self._cancel(message.cancel.request_id)
+                continue
+            request = request_from_pb(message.submit.request)
+            candidates = [candidate_from_pb(item) for item in message.submit.prefill]
+            try:
+                task = self._submit(request, candidates, sink)
+            except EkidenError as error:
+                sink.error(request.request_id, error)
+                sink.flush()
+                continue
+            mine.add(request.request_id)
+            task.add_done_callback(lambda _, done=request.request_id: mine.discard(done))
+
+    async def Generate(
+        self,
+        request: pb.GenerateRequest,
+        context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent],
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        """One request, one stream. Cancelling the call cancels the request."""
+        sink = GenerateSink()
+        task = None
+        try:
+            parsed = _completed(request_from_pb(request.request), self.core.me.model)
+            task = self._submit(parsed, await self._candidates(request), sink)
+            while True:
+                event = await sink.next()
+                yield event
+                if event.WhichOneof("kind") == "completion":
+                    return
+        except EkidenError as error:
+            await abort_with(context, error)
+        finally:
+            if task is not None:
+                task.cancel()
+
+    async def _candidates(self, request: pb.GenerateRequest) -> list[PrefillCandidate]:
+        """Those the caller names, else every live prefill replica of this model."""
+        if request.local_prefill:
+            return []
+        if request.prefill or self._watcher is None:
+            return [candidate_from_pb(item) for item in request.prefill]
+        await self._watcher.start()
+        return [
+            PrefillCandidate(replica_id=r.id, address=r.address, epoch=r.epoch)
+            for r in self._watcher.replicas()
+            if r.role == "prefill" and r.model == self.core.me.model and r.status == "ready"
+        ]
+
+    def _submit(
+        self, request: Request, candidates: Sequence[PrefillCandidate], sink: Sink
+    ) -> asyncio.Task[None]:
+        """Start the life of a request.
+
+        Raises:
+            EkidenError: it is refused before any work.
+        """
+        self._check(request)
+        life = Life(self.core, request, candidates, sink)
+        task = asyncio.ensure_future(life.run())
+        self._tasks[request.request_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(request.request_id, None))
+        return task
+
+    def _check(self, request: Request) -> None:
+        if self._draining:
+            raise Unavailable(f"decode replica {self.core.me.replica_id} is draining")
+        if request.model != self.core.me.model:
+            raise NotFound(
+                f"model {request.model!r} is not served here: this replica serves "
+                f"{self.core.me.model!r}",
+                field="model",
+            )
+        if request.request_id in self._tasks:
+            raise BadRequest(
+                f"request_id {request.request_id!r} is already running here", field="request_id"
+            )
+        if len(self._tasks) >= MAX_REQUESTS:
+            raise Overloaded(f"decode replica holds {MAX_REQUESTS} requests already")
+        self.core.replica.engine.check_request(request)
+
+    def _cancel(self, request_id: str) -> None:
+        if task := self._tasks.get(request_id):
+            task.cancel()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests and wait for those held."""
+        self._draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=grace_s)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._watcher is not None:
+            await self._watcher.close()
+        await self.core.close()
+
+
+def _completed(request: Request, model: str) -> Request:
+    """A public call may leave out its id, seed and model."""
+    changes: dict[str, Any] = {}
+    if not request.request_id:
+        changes["request_id"] = new_request_id()
+    if not request.model:
+        changes["model"] = model
+    if not request.sampling.seed:
+        changes["sampling"] = msgspec.structs.replace(request.sampling, seed=new_seed())
+    return msgspec.structs.replace(request, **changes)

@@ -1,0 +1,106 @@
+"""Between asyncio, where calls arrive, and the threads of the engine and of its ranks.
+
+Everything a service knows is touched on its event loop only; this file is where other threads
+hand things over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from ekiden.core.clock import Clock
+from ekiden.engine.engine import Engine, EngineOutput
+from ekiden.engine.loop import EngineLoop
+from kv_transfer.sessions import ReceiveSessions, SendSessions, SessionEvent
+
+T = TypeVar("T")
+
+
+class EngineBridge:
+    """Runs functions on the engine's thread and brings its outputs back to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_output: Callable[[EngineOutput], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._engine_loop = EngineLoop(
+            engine,
+            on_output=lambda output: _post(loop, on_output, output),
+            on_fatal=lambda error: _post(loop, on_fatal, error),
+        )
+        self._engine_loop.start()
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """The result of ``function(engine)``, run between two steps.
+
+        A caller that is cancelled does not take back what it asked for: the function still runs.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._engine_loop.call(function)))
+
+    def post(self, function: Callable[[Engine], object]) -> None:
+        """Run ``function(engine)`` between two steps, without waiting for it."""
+        self._engine_loop.call(function)
+
+    def stop(self, timeout_s: float) -> None:
+        self._engine_loop.stop(timeout_s)
+
+
+class SessionPump:
+    """Feeds the hand-off sessions with port messages and time, and passes on what they say."""
+
+    def __init__(
+        self,
+        sessions: ReceiveSessions | SendSessions,
+        clock: Clock,
+        on_event: Callable[[SessionEvent], None],
+    ) -> None:
+        self._sessions = sessions
+        self._clock = clock
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def on_port(self, rank: int, message: bytes) -> None:
+        """A message of a rank's port. Called on a thread of the executor."""
+        _post(self._loop, self._heard, (rank, message))
+
+    def _heard(self, item: tuple[int, bytes]) -> None:
+        self._sessions.on_port(*item)
+        self.pump()
+
+    def pump(self) -> None:
+        """Pass on what the sessions have to say. Call after every call into the sessions."""
+        for event in self._sessions.poll():
+            self._on_event(event)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._sessions.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock.now())
+            self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._sessions.tick()
+        self.pump()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _post(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], item: T) -> None:
+    """Call on the loop, or not at all once the loop has closed: the process is ending then."""
+    try:
+        loop.call_soon_threadsafe(function, item)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,167 @@
+"""One replica from the inside: its ranks, its engine, what it says of itself.
+
+Start-up, in order: bind the port (a busy one is told at once), read the model's config, spawn the
+ranks (they load the weights), open the sessions, start the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from ekiden import __version__
+from ekiden.core.clock import Clock, MonotonicClock
+from ekiden.core.config import EngineConfig, ServiceConfig
+from ekiden.core.hashes import SCHEME
+from ekiden.core.ids import new_epoch, new_replica_id
+from ekiden.core.types import BlockBooks, ReplicaStats
+from ekiden.engine.engine import Engine
+from ekiden.engine.executor import Executor
+from ekiden.engine.process_executor import ProcessExecutor
+from ekiden.models.config import ModelConfig
+from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from ekiden.text.factory import text_factory
+from kv_transfer.description import WIRE_VERSION, ReplicaDescription
+
+logger = logging.getLogger(__name__)
+
+PORT = "kv_transfer.port:open_port"
+"""The KV port that rank processes load; the engine only carries the name."""
+
+
+class PortOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the service tells the KV port of each rank."""
+
+    transport: str
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """Who this replica is, for one life."""
+
+    replica_id: str
+    role: str
+    epoch: int
+    model_fingerprint: str
+    tokenizer_fingerprint: str
+
+    @classmethod
+    def draw(cls, config: ServiceConfig) -> Identity:
+        """A new life of a replica; reads the checkpoint's headers for its fingerprint."""
+        directory = config.engine.model_dir
+        return cls(
+            replica_id=config.replica_id or new_replica_id(config.role),
+            role=config.role,
+            epoch=new_epoch(),
+            model_fingerprint=model_fingerprint(directory),
+            tokenizer_fingerprint=tokenizer_fingerprint(directory),
+        )
+
+
+class Replica:
+    """The parts of one running replica; owned by the service, closed once."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        identity: Identity,
+        model: ModelConfig,
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.identity = identity
+        self.model = model
+        self.executor = executor
+        self.clock = clock
+        self.max_model_len = config.engine.max_model_len or model.max_position_embeddings
+        self.engine = Engine(
+            config.engine,
+            executor,
+            eos_token_ids=model.eos_token_ids,
+            vocab_size=model.vocab_size,
+            max_model_len=self.max_model_len,
+            model_fingerprint=identity.model_fingerprint,
+            text_factory=text_factory(config.engine.model_dir),
+            clock=clock,
+        )
+
+    @classmethod
+    async def start(
+        cls, config: ServiceConfig, progress: Callable[[str, int, int], None] | None = None
+    ) -> Replica:
+        """Load the model over the replica's ranks.
+
+        Raises:
+            SetupError: the model, its files or the split cannot work; one sentence says why.
+        """
+        engine = config.engine.check()
+        model = ModelConfig.from_dir(engine.model_dir)
+        identity = await asyncio.to_thread(Identity.draw, config)
+        executor = await asyncio.to_thread(_spawn, config, engine, model, identity, progress)
+        logger.info(
+            "%s: %d KV blocks of %d tokens, tp=%d pp=%d",
+            identity.replica_id,
+            executor.num_blocks,
+            engine.block_size,
+            engine.tensor_parallel_size,
+            engine.pipeline_parallel_size,
+        )
+        return cls(config, identity, model, executor, MonotonicClock())
+
+    def describe(self) -> ReplicaDescription:
+        """What this replica tells a peer at the first meeting."""
+        return ReplicaDescription(
+            replica_id=self.identity.replica_id,
+            role=self.identity.role,
+            epoch=self.identity.epoch,
+            version=__version__,
+            wire_version=WIRE_VERSION,
+            model=self.config.engine.model_name,
+            model_fingerprint=self.identity.model_fingerprint,
+            tokenizer_fingerprint=self.identity.tokenizer_fingerprint,
+            granule=self.config.engine.granule,
+            hash_scheme=SCHEME,
+            kv=self.executor.layout,
+            transport=self.config.transport,
+            endpoints=self.executor.endpoints,
+            max_model_len=self.max_model_len,
+            vocab_size=self.model.vocab_size,
+        )
+
+    def books(self, sessions: int) -> BlockBooks:
+        """The block pool's books with the hand-off sessions counted in. Engine's thread only."""
+        return msgspec.structs.replace(self.engine.books(), sessions=sessions)
+
+    def stats(self) -> ReplicaStats:
+        """The load of this moment; a few numbers behind at worst."""
+        return self.engine.stats()
+
+
+def _spawn(
+    config: ServiceConfig,
+    engine: EngineConfig,
+    model: ModelConfig,
+    identity: Identity,
+    progress: Callable[[str, int, int], None] | None,
+) -> ProcessExecutor:
+    return ProcessExecutor(
+        engine,
+        model,
+        port=PORT,
+        port_options=msgspec.json.encode(PortOptions(transport=config.transport)),
+        epoch=identity.epoch,
+        progress=progress,
+    )
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, ranks not included; peak where the current is unknown."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

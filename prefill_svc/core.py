@@ -1,0 +1,107 @@
+"""What every run of a prefill replica shares, and the switchboard of its events.
+
+All of it runs on the service's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from ekiden.core.types import BlockBooks, Delta, ReplicaStats
+from ekiden.engine.engine import EngineEvent, EngineOutput
+from ekiden.service.bridge import EngineBridge, SessionPump
+from ekiden.service.replica import Replica
+from ekiden.service.servicer import PeerTable
+from kv_transfer.description import ReplicaDescription
+from kv_transfer.limits import TransferLimits
+from kv_transfer.sessions import Drained, Failed, SealedOut, SendSessions, SessionEvent
+
+Happening = EngineEvent | Delta | SealedOut | Failed | BaseException
+"""What a run may be told."""
+
+
+class PrefillCore:
+    """The engine, the sessions and the peers of one prefill replica, and who waits for what."""
+
+    def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
+        self.replica = replica
+        self.clock = replica.clock
+        self.me = replica.describe()
+        self.met = PeerTable()
+        self._inboxes: dict[str, asyncio.Queue[Happening]] = {}
+        self._sessions: dict[int, str] = {}
+        self._numbers = itertools.count(1)
+        self._on_fatal = on_fatal
+        self.bridge = EngineBridge(replica.engine, self._on_output, self._fatal)
+        self.sessions = SendSessions(
+            self.me, replica.executor.send_port, self.clock, TransferLimits()
+        )
+        self.pump = SessionPump(self.sessions, self.clock, self._on_session)
+        replica.executor.on_port_message(self.pump.on_port)
+
+    def open_run(self, request_id: str) -> tuple[str, asyncio.Queue[Happening]]:
+        """A local id and an inbox for one run. A request that comes back after a failure gets
+        another id, so that it never meets what is left of its first life."""
+        local_id = f"{request_id}#{next(self._numbers)}"
+        inbox: asyncio.Queue[Happening] = asyncio.Queue()
+        self._inboxes[local_id] = inbox
+        return local_id, inbox
+
+    def close_run(self, local_id: str) -> None:
+        self._inboxes.pop(local_id, None)
+
+    def open_session(self, local_id: str, offer: bytes, peer: ReplicaDescription) -> int:
+        """Prepare to send what the offer asks for. Blocks are held until the session drains.
+
+        Raises:
+            EkidenError: the offer is of another life, or cannot be served.
+        """
+        session = self.sessions.open(offer, peer)
+        self._sessions[session] = local_id
+        self.pump.pump()
+        return session
+
+    def fail_session(self, session: int, reason: str) -> None:
+        self.sessions.fail(session, reason)
+        self.pump.pump()
+
+    def _tell(self, local_id: str, happening: Happening) -> None:
+        if inbox := self._inboxes.get(local_id):
+            inbox.put_nowait(happening)
+
+    def _on_output(self, output: EngineOutput) -> None:
+        for delta in output.deltas:
+            self._tell(delta.request_id, delta)
+        for event in output.events:
+            self._tell(event.request_id, event)
+
+    def _on_session(self, event: SessionEvent) -> None:
+        local_id = self._sessions.get(event.session)
+        if local_id is None:
+            return
+        if isinstance(event, Drained):
+            del self._sessions[event.session]
+            self.bridge.post(lambda engine: engine.let_go(local_id))
+        elif isinstance(event, SealedOut | Failed):
+            self._tell(local_id, event)
+
+    def _fatal(self, error: BaseException) -> None:
+        for local_id in list(self._inboxes):
+            self._tell(local_id, error)
+        self._on_fatal(error)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run or a session is still open."""
+        return bool(self._inboxes or self._sessions)
+
+    async def audit(self) -> tuple[BlockBooks, ReplicaStats]:
+        open_sessions = self.sessions.open_count
+        books = await self.bridge.call(lambda _: self.replica.books(open_sessions))
+        return books, self.replica.stats()
+
+    async def close(self) -> None:
+        self.pump.close()
+        await asyncio.to_thread(self.bridge.stop, 5.0)
