@@ -1,0 +1,71 @@
+"""What a replica says of itself in Redis. JSON; fields that a reader does not know are skipped."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from ekiden.core.types import ReplicaStats
+
+TTL_S = 5.0
+"""A record nobody renews for this long is gone."""
+RENEW_S = 1.0
+
+INDEX_KEY = "{ekiden}:replicas"
+"""A set of replica ids. The braces keep all keys in one slot of a Redis Cluster."""
+KEY_PREFIX = "{ekiden}:replica:"
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Status(StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One life (``epoch``) of one replica; ``address`` is the HOST:PORT that peers dial."""
+
+    replica_id: str
+    role: Role
+    model: str
+    address: str
+    epoch: int
+    version: str
+    block_size: int
+    granule: int
+    tp: int = 1
+    pp: int = 1
+    max_model_len: int
+    model_fingerprint: str = ""
+    tokenizer_fingerprint: str = ""
+    """Empty: not told, compared with nothing."""
+    vocab_size: int = 0
+    status: Status = Status.READY
+    stats: ReplicaStats = ReplicaStats()
+
+    @property
+    def life(self) -> tuple[str, int]:
+        """(replica_id, epoch): what affinity and bookings are kept under."""
+        return (self.replica_id, self.epoch)
+
+
+def encode(record: ReplicaRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes) -> ReplicaRecord | None:
+    """The record, or None if it was written by a version this one cannot read."""
+    try:
+        return msgspec.json.decode(data, type=ReplicaRecord)
+    except msgspec.DecodeError:
+        return None
+
+
+def epoch_field(epoch: int) -> str:
+    """Epochs as text of one width, so that a script may compare them as strings."""
+    return f"{epoch:020d}"

@@ -1,0 +1,119 @@
+"""Keeps one replica's record in Redis: registered, renewed with fresh stats, withdrawn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+import redis
+import redis.asyncio
+
+from ekiden.core.types import ReplicaStats
+from ekiden.registry import scripts
+from ekiden.registry.client import open_redis, shown
+from ekiden.registry.record import (
+    INDEX_KEY,
+    KEY_PREFIX,
+    RENEW_S,
+    TTL_S,
+    ReplicaRecord,
+    Status,
+    encode,
+    epoch_field,
+)
+
+log = logging.getLogger(__name__)
+
+_FAILURES = (redis.RedisError, OSError, TimeoutError)
+_CALL_S = 1.0
+
+
+class Registration:
+    """``start``, then the record is renewed every second until ``close`` withdraws it.
+
+    While Redis is away it keeps trying, and comes back by itself. A later life of the same id
+    (a larger epoch) is never overwritten and never withdrawn; ``superseded`` then says so.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        record: ReplicaRecord,
+        *,
+        stats: Callable[[], ReplicaStats] = ReplicaStats,
+        renew_s: float = RENEW_S,
+        ttl_s: float = TTL_S,
+    ) -> None:
+        self._url = redis_url
+        self._client: redis.asyncio.Redis = open_redis(redis_url)
+        self._renew = self._client.register_script(scripts.RENEW)
+        self._withdraw = self._client.register_script(scripts.WITHDRAW)
+        self._record = record
+        self._stats = stats
+        self._renew_s, self._ttl_ms = renew_s, int(ttl_s * 1000)
+        self._keys = [KEY_PREFIX + record.replica_id, INDEX_KEY]
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.registered = False
+        self.superseded = False
+
+    async def start(self) -> None:
+        """Try to register once, then go on in the background whether or not it worked."""
+        await self._renew_once()
+        self._task = asyncio.create_task(self._run(), name="registration")
+
+    def set_status(self, status: Status) -> None:
+        """Say ``ready`` or ``draining``; written at once, not at the next renewal."""
+        self._record = msgspec.structs.replace(self._record, status=status)
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop renewing and withdraw the record, within about a second."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        with contextlib.suppress(*_FAILURES):  # the record expires by itself
+            async with asyncio.timeout(_CALL_S):
+                epoch = epoch_field(self._record.epoch)
+                await self._withdraw(self._keys, [epoch, self._record.replica_id])
+        self.registered = False
+        await self._client.aclose()
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._renew_s)
+            self._wake.clear()
+            await self._renew_once()
+
+    async def _renew_once(self) -> None:
+        record = msgspec.structs.replace(self._record, stats=self._stats())
+        epoch = epoch_field(record.epoch)
+        args: list[str | bytes | int] = [epoch, encode(record), self._ttl_ms, record.replica_id]
+        try:
+            async with asyncio.timeout(_CALL_S):
+                held = bool(await self._renew(self._keys, args))
+        except _FAILURES as error:
+            self._note_outage(error)
+            return
+        self._note_answer(held)
+
+    def _note_answer(self, held: bool) -> None:
+        if not held and not self.superseded:
+            log.warning("%s: a later life is registered; not renewing", self._record.replica_id)
+        if held and not self.registered:
+            log.info("%s registered at %s", self._record.replica_id, shown(self._url))
+        self.registered, self.superseded = held, not held
+
+    def _note_outage(self, error: BaseException) -> None:
+        if self.registered or self._task is None:
+            log.warning(
+                "Redis at %s is unreachable (%s); %s goes on and registers again when it is back",
+                shown(self._url),
+                error or type(error).__name__,
+                self._record.replica_id,
+            )
+        self.registered = False
