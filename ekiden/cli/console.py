@@ -1,0 +1,108 @@
+"""What ``ekiden up`` says: progress, one banner, and why it ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from ekiden.cli.deployment import Deployment
+from ekiden.cli.supervisor import Child, ChildDied, NotReady
+from ekiden.core import env
+
+_QUESTION = "What is a relay race?"
+_PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def ready_line(child: Child) -> str:
+    return f"  {child.spec.name:<10} ready in {child.ready_after_s or 0:5.1f} s  {child.spec.note}"
+
+
+class Waiting:
+    """Lines for those that are ready; on a terminal also one that moves for those that are not."""
+
+    def __init__(self, children: Sequence[Child]) -> None:
+        self._waiting = list(children)
+        self._tty = sys.stdout.isatty()
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Waiting:
+        say(f"starting {', '.join(child.spec.name for child in self._waiting)}")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._wipe()
+
+    def ready(self, child: Child) -> None:
+        self._waiting.remove(child)
+        self._wipe()
+        say(ready_line(child))
+
+    def tick(self) -> None:
+        if self._tty and self._waiting:
+            names = ", ".join(_progress(child) for child in self._waiting)
+            self._wipe()
+            print(f"  … {time.monotonic() - self._began:.0f} s: {names}"[:78], end="", flush=True)
+
+    def _wipe(self) -> None:
+        if self._tty:
+            print("\r\033[K", end="", flush=True)
+
+
+def _progress(child: Child) -> str:
+    """The name, and the last percentage that its log told."""
+    match = _PERCENT.search(child.tail(1))
+    return f"{child.spec.name} ({match[1]} {match[2]}%)" if match else child.spec.name
+
+
+def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:
+    body = {
+        "model": plan.model_name,
+        "stream": True,
+        "messages": [{"role": "user", "content": _QUESTION}],
+    }
+    key = ' -H "Authorization: Bearer $EKIDEN_API_KEY"' if env.api_key() else ""
+    pools = ", ".join(str(pool) for pool in plan.pools if pool.size)
+    say(
+        f"\nready: {plan.model_name} on {url}  ({pools})\n"
+        f"  redis {redis_url}, logs in {run_dir}\n\n"
+        f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f"    -d '{json.dumps(body)}'\n\n"
+        f'  ekiden chat --url {url} "{_QUESTION}"\n'
+        f"  ekiden audit --redis {redis_url}\n\n"
+        "Ctrl-C drains and ends all of it."
+    )
+
+
+def report_death(error: ChildDied, run_dir: Path) -> int:
+    """Say which child ended and show its last words. 2 if it could not be set up, else 1."""
+    child = error.child
+    setup = child.ready_after_s is None and child.process.returncode == 2
+    words = child.tail(1 if setup else 15)
+    print(f"ekiden: {error}\n{_indented(words)}\nlogs in {run_dir}", file=sys.stderr)
+    return 2 if setup else 1
+
+
+def report_not_ready(error: NotReady, run_dir: Path) -> int:
+    print(f"ekiden: {error}", file=sys.stderr)
+    for child in error.children:
+        print(f"{child.spec.name}:\n{_indented(child.tail(5))}", file=sys.stderr)
+    print(f"logs in {run_dir}", file=sys.stderr)
+    return 3
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())

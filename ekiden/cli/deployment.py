@@ -1,0 +1,122 @@
+"""What ``ekiden up`` starts: the command lines of its services and how each shows it is ready."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from ekiden.cli.supervisor import ChildSpec
+from ekiden.core.errors import SetupError
+
+_KILL_MARGIN_S = 5.0
+"""A service may use its whole drain grace, and then needs a moment to close."""
+
+_HTTP_TIMEOUT_S = 2.0
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas of one role, all split alike."""
+
+    role: str
+    size: int
+    tp: int
+    pp: int
+
+    def __str__(self) -> str:
+        stages = f" PP{self.pp}" if self.pp > 1 else ""
+        return f"{self.size} {self.role} TP{self.tp}{stages}"
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole deployment on one machine. ``options`` are passed to every worker as they are."""
+
+    model_dir: Path
+    model_name: str
+    pools: tuple[Pool, ...]
+    host: str
+    port: int
+    drain_grace_s: float
+    options: tuple[str, ...] = ()
+    decode_options: tuple[str, ...] = ()
+
+    def workers(self, run_dir: Path, redis_url: str) -> list[ChildSpec]:
+        return [
+            self._worker(pool, f"{pool.role}-{index}", run_dir, redis_url)
+            for pool in self.pools
+            for index in range(pool.size)
+        ]
+
+    def _worker(self, pool: Pool, name: str, run_dir: Path, redis_url: str) -> ChildSpec:
+        split = ("-tp", str(pool.tp), "-pp", str(pool.pp))
+        options = self.options + (self.decode_options if pool.role == "decode" else ())
+        argv = (*self._serve(pool.role, run_dir / f"{name}.ready", redis_url), *split, *options)
+        return ChildSpec(
+            name=name,
+            argv=(*argv, "--replica-id", name),
+            ready=_file_written(run_dir / f"{name}.ready"),
+            grace_s=self.drain_grace_s + _KILL_MARGIN_S,
+            note=f"TP{pool.tp} PP{pool.pp}" if pool.pp > 1 else f"TP{pool.tp}",
+        )
+
+    def gateway(self, run_dir: Path, redis_url: str) -> ChildSpec:
+        """Ready once it can route: its own ``/ready`` says that replicas have been found."""
+        written = run_dir / "gateway.ready"
+        address = ("--host", self.host, "--port", str(self.port))
+        return ChildSpec(
+            name="gateway",
+            argv=(*self._serve("gateway", written, redis_url), *address),
+            ready=lambda: gateway_ready(written),
+            grace_s=self.drain_grace_s + _KILL_MARGIN_S,
+        )
+
+    def _serve(self, role: str, ready_file: Path, redis_url: str) -> tuple[str, ...]:
+        return (
+            *(sys.executable, "-m", "ekiden.cli", "serve", role),
+            *("--model", str(self.model_dir), "--served-model-name", self.model_name),
+            *("--redis", redis_url, "--ready-file", str(ready_file)),
+            *("--drain-grace", str(self.drain_grace_s)),
+        )
+
+
+def _file_written(path: Path) -> Callable[[], Awaitable[bool]]:
+    async def written() -> bool:
+        return path.exists()
+
+    return written
+
+
+def gateway_url(ready_file: Path) -> str:
+    """The URL to dial, from the ready file of a gateway: a wildcard host is reached by loopback."""
+    host, _, port = str(json.loads(ready_file.read_text())["address"]).rpartition(":")
+    return f"http://{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{port}"
+
+
+async def gateway_ready(ready_file: Path) -> bool:
+    import httpx
+
+    if not ready_file.exists():
+        return False
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=_HTTP_TIMEOUT_S) as client:
+            return (await client.get(f"{gateway_url(ready_file)}/ready")).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise SetupError, before anything is started, if the gateway could not listen there."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise SetupError(
+            f"--host {host} --port {port} cannot be listened on ({error.strerror}): "
+            "choose another, or --port 0 for a free one"
+        ) from None

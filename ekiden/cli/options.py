@@ -1,0 +1,215 @@
+"""Options that fill the configuration structs: one option, one field, one default.
+
+The tables below drive three things: the parser, the struct, and the command lines with which
+``ekiden up`` starts its children. Spellings are vLLM's where it has the option.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ekiden.core import env
+from ekiden.core.config import EngineConfig
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+
+
+def size(text: str) -> int:
+    """Bytes: ``1073741824``, ``1GiB``, ``500M``. Raises ArgumentTypeError that shows the forms."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|Ki|Mi|Gi)?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: try 1073741824, 1GiB or 500M")
+    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers that refuses smaller ones by saying the least."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is too small: at least {least}")
+        return value
+
+    return parse
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One option: its spellings, the field it fills, how its text is read."""
+
+    flags: tuple[str, ...]
+    field: str
+    help: str
+    parse: Callable[[str], Any] = str
+    metavar: str = "N"
+    choices: tuple[str, ...] | None = None
+
+
+ENGINE_OPTIONS = (
+    Option(
+        flags=("-tp", "--tensor-parallel-size"),
+        field="tensor_parallel_size",
+        parse=at_least(1),
+        help="ranks that split every layer; it need not divide the heads",
+    ),
+    Option(
+        flags=("-pp", "--pipeline-parallel-size"),
+        field="pipeline_parallel_size",
+        parse=at_least(1),
+        help="stages that split the layers",
+    ),
+    Option(
+        flags=("--block-size",),
+        field="block_size",
+        parse=at_least(1),
+        help="tokens in a KV block, a multiple of 16",
+    ),
+    Option(
+        flags=("--dtype",),
+        field="dtype",
+        metavar="DTYPE",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="of weights, activations and KV; auto: what the model's config says",
+    ),
+    Option(
+        flags=("--max-model-len",),
+        field="max_model_len",
+        parse=at_least(0),
+        help="tokens of prompt and output together; 0: what the model's config says",
+    ),
+    Option(
+        flags=("--num-gpu-blocks-override",),
+        field="num_gpu_blocks_override",
+        parse=at_least(0),
+        help="KV blocks, on any device; 0: as many as --kv-cache-memory-bytes holds",
+    ),
+    Option(
+        flags=("--kv-cache-memory-bytes",),
+        field="kv_cache_memory_bytes",
+        parse=size,
+        metavar="SIZE",
+        help="KV memory of the whole replica, e.g. 1GiB",
+    ),
+    Option(
+        flags=("--max-num-batched-tokens",),
+        field="max_num_batched_tokens",
+        parse=at_least(1),
+        help="tokens of one step: prefill chunks and decode rows together",
+    ),
+    Option(
+        flags=("--max-num-seqs",),
+        field="max_num_seqs",
+        parse=at_least(1),
+        help="sequences in one step",
+    ),
+    Option(
+        flags=("--threads-per-rank",),
+        field="threads_per_rank",
+        parse=at_least(0),
+        help="CPU threads of a rank; 0: the machine's cores shared out",
+    ),
+)
+
+SERVICE_OPTIONS = (
+    Option(
+        flags=("--transport",),
+        field="transport",
+        metavar="NAME",
+        help="wire that carries KV between replicas",
+    ),
+    Option(
+        flags=("--drain-grace",),
+        field="drain_grace_s",
+        parse=seconds,
+        metavar="SECONDS",
+        help="how long SIGTERM waits for what is in flight",
+    ),
+)
+
+LOCAL_PREFILL = Option(
+    flags=("--local-prefill-tokens",),
+    field="local_prefill_tokens",
+    parse=at_least(0),
+    help="decode prefills at most this many uncached tokens itself",
+)
+
+
+def default_of(config: type[msgspec.Struct], field: str) -> Any:
+    """The struct's own default, so that no default is written twice."""
+    return next(f.default for f in msgspec.structs.fields(config) if f.name == field)
+
+
+def add_options(
+    group: Any, options: Sequence[Option], config: type[msgspec.Struct], prefix: str = ""
+) -> None:
+    """Add the options to a parser or an argument group, with the defaults of ``config``."""
+    for option in options:
+        default = default_of(config, option.field)
+        group.add_argument(
+            *option.flags,
+            dest=prefix + option.field,
+            type=option.parse,
+            choices=option.choices,
+            default=default,
+            metavar=option.metavar,
+            help=f"{option.help} (default: {default})",
+        )
+
+
+def add_prefix_caching(group: Any) -> None:
+    group.add_argument(
+        "--no-enable-prefix-caching",
+        dest="enable_prefix_caching",
+        action="store_false",
+        help="never reuse the KV of an equal prefix",
+    )
+
+
+def add_redis(group: Any) -> None:
+    group.add_argument(
+        "--redis",
+        metavar="URL",
+        default="",
+        help="Redis or Valkey where replicas find one another (default: REDIS_URL)",
+    )
+
+
+def redis_url(args: argparse.Namespace) -> str:
+    return str(args.redis or env.redis_url())
+
+
+def engine_config(args: argparse.Namespace, model_dir: Path, model_name: str) -> EngineConfig:
+    """The checked engine configuration; raises SetupError for values that cannot go together."""
+    fields = {option.field: getattr(args, option.field) for option in ENGINE_OPTIONS}
+    return EngineConfig(
+        model_dir=model_dir,
+        model_name=model_name,
+        enable_prefix_caching=args.enable_prefix_caching,
+        **fields,
+    ).check()
+
+
+def as_argv(options: Sequence[Option], args: argparse.Namespace) -> list[str]:
+    """The options as a command line again, in their long spelling."""
+    return [
+        text for option in options for text in (option.flags[-1], str(getattr(args, option.field)))
+    ]

@@ -1,0 +1,223 @@
+"""``ekiden serve prefill|decode|gateway``: one service in this process."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ekiden.cli.models import resolve
+from ekiden.cli.options import (
+    ENGINE_OPTIONS,
+    LOCAL_PREFILL,
+    SERVICE_OPTIONS,
+    add_options,
+    add_prefix_caching,
+    add_redis,
+    at_least,
+    default_of,
+    engine_config,
+    redis_url,
+    seconds,
+    size,
+)
+from ekiden.core import env
+from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
+from ekiden.core.errors import SetupError
+
+_EXAMPLES = """examples:
+  ekiden serve prefill --model smollm2-135m-instruct -tp 2 --redis redis://127.0.0.1:6379/0
+  ekiden serve decode  --model /models/llama --redis redis://10.0.0.5:6379/0 \\
+      --host 0.0.0.0 --port 7000 --advertise 10.0.0.7:7000
+  ekiden serve gateway --model /models/llama --redis redis://10.0.0.5:6379/0 --port 8000
+
+EKIDEN_SECRET, if set, must be the same for all services. EKIDEN_API_KEY is what clients of the
+gateway must send. Neither is ever an option, because command lines can be read by others.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run one service: prefill, decode or gateway",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    roles = parser.add_subparsers(title="services", metavar="SERVICE", required=True)
+    _add_worker(roles, "prefill", "compute prompts and send their KV to decode replicas")
+    decode = _add_worker(roles, "decode", "turn prompts into tokens; the gRPC service of clients")
+    add_options(decode, [LOCAL_PREFILL], ServiceConfig)
+    _add_gateway(roles)
+
+
+def _add_worker(roles: Any, role: str, help_text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = roles.add_parser(role, help=help_text, allow_abbrev=False)
+    add_model(parser)
+    engine = parser.add_argument_group("engine")
+    add_options(engine, ENGINE_OPTIONS, EngineConfig)
+    add_prefix_caching(engine)
+    service = parser.add_argument_group("service")
+    _add_address(service, ServiceConfig)
+    service.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        default="",
+        help="what peers dial, where it differs from --host and --port",
+    )
+    service.add_argument(
+        "--replica-id", metavar="ID", default="", help="default: the role and a random number"
+    )
+    add_redis(service)
+    add_options(service, SERVICE_OPTIONS, ServiceConfig)
+    parser.set_defaults(run=_run_worker, role=role)
+    return parser
+
+
+def add_model(parser: Any) -> None:
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="MODEL",
+        help="a Hugging Face directory, a name of `ekiden models list`, or a hub id",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        default="",
+        help="what clients call it (default: the catalogue name, hub id or folder name)",
+    )
+
+
+def _add_address(group: Any, config: type[ServiceConfig] | type[GatewayConfig]) -> None:
+    host, port = default_of(config, "host"), default_of(config, "port")
+    group.add_argument(
+        "--host", default=host, metavar="HOST", help=f"address to listen on (default: {host})"
+    )
+    group.add_argument(
+        "--port",
+        type=at_least(0),
+        default=port,
+        metavar="N",
+        help=f"port to listen on; 0: a free one (default: {port})",
+    )
+    group.add_argument(
+        "--ready-file",
+        metavar="FILE",
+        default="",
+        help="written once the service serves; for supervisors",
+    )
+
+
+def _add_gateway(roles: Any) -> None:
+    parser = roles.add_parser("gateway", help="the OpenAI HTTP surface", allow_abbrev=False)
+    parser.add_argument(
+        "--model",
+        required=True,
+        action="append",
+        metavar="MODEL",
+        help="as for a worker; repeat it to serve several models",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="one for each --model, in the same order (default: as for a worker)",
+    )
+    _add_address(parser, GatewayConfig)
+    add_redis(parser)
+    parser.add_argument(
+        "--max-body-bytes",
+        type=size,
+        default=default_of(GatewayConfig, "max_body_bytes"),
+        metavar="SIZE",
+        help="longest request body (default: 8 MiB)",
+    )
+    parser.add_argument(
+        "--request-timeout",
+        dest="request_timeout_s",
+        type=seconds,
+        default=default_of(GatewayConfig, "request_timeout_s"),
+        metavar="SECONDS",
+        help="after which a request ends with an error (default: 600)",
+    )
+    parser.add_argument(
+        "--drain-grace",
+        dest="drain_grace_s",
+        type=seconds,
+        default=default_of(GatewayConfig, "drain_grace_s"),
+        metavar="SECONDS",
+        help="how long SIGTERM waits for what is in flight (default: 30)",
+    )
+    parser.set_defaults(run=_run_gateway)
+
+
+def name_of(model: str, given: str) -> str:
+    """The name clients use: the given one, else the one the model suggests."""
+    from ekiden.models.hub import served_name
+
+    return given or served_name(model)
+
+
+def gateway_models(models: list[str], names: list[str]) -> dict[str, Path]:
+    """Served name -> directory. Raises SetupError when names and models do not pair up."""
+    if names and len(names) != len(models):
+        raise SetupError(
+            f"--served-model-name is given {len(names)} times and --model {len(models)} times: "
+            "give one name for each model, or none"
+        )
+    pairs = zip(models, names or [""] * len(models), strict=True)
+    named = {name_of(model, name): resolve(model) for model, name in pairs}
+    if len(named) < len(models):
+        raise SetupError("two models would be served by one name: give --served-model-name")
+    return named
+
+
+def service_config(args: argparse.Namespace, model_dir: Path, model_name: str) -> ServiceConfig:
+    options = list(SERVICE_OPTIONS) + ([LOCAL_PREFILL] if args.role == "decode" else [])
+    return ServiceConfig(
+        role=args.role,
+        engine=engine_config(args, model_dir, model_name),
+        host=args.host,
+        port=args.port,
+        advertise=args.advertise,
+        redis_url=redis_url(args),
+        replica_id=args.replica_id,
+        secret=env.secret(),
+        ready_file=args.ready_file,
+        **{option.field: getattr(args, option.field) for option in options},
+    )
+
+
+def gateway_config(args: argparse.Namespace, models: dict[str, Path]) -> GatewayConfig:
+    if not (url := redis_url(args)):
+        raise SetupError("the gateway finds its replicas in Redis: give --redis URL or REDIS_URL")
+    return GatewayConfig(
+        models=models,
+        host=args.host,
+        port=args.port,
+        redis_url=url,
+        secret=env.secret(),
+        api_key=env.api_key(),
+        max_body_bytes=args.max_body_bytes,
+        request_timeout_s=args.request_timeout_s,
+        drain_grace_s=args.drain_grace_s,
+        ready_file=args.ready_file,
+    )
+
+
+def _run_worker(args: argparse.Namespace) -> int:
+    name = name_of(args.model, args.served_model_name)
+    config = service_config(args, resolve(args.model), name)
+    if args.role == "prefill":
+        from prefill_svc.main import run
+    else:
+        from decode_svc.main import run
+    return run(config)
+
+
+def _run_gateway(args: argparse.Namespace) -> int:
+    from gateway.main import run
+
+    return run(gateway_config(args, gateway_models(args.model, args.served_model_name)))

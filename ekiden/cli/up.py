@@ -1,0 +1,249 @@
+"""``ekiden up``: Redis, prefill, decode and gateway on this machine, as one command.
+
+1. The model is found or fetched, the port and Redis are checked.
+2. Redis starts, then every worker, then the gateway; each is waited for with a deadline.
+3. One banner says that it is ready. ``--ask`` puts one question and ends.
+4. Ctrl-C, SIGTERM or the death of any child: gateway, workers and Redis are drained and ended, in
+   this order. A second Ctrl-C skips the draining.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ekiden.cli import console, redis_server
+from ekiden.cli.chat import ask, first_model, open_client
+from ekiden.cli.deployment import Deployment, Pool, check_port, gateway_url
+from ekiden.cli.models import resolve
+from ekiden.cli.options import (
+    ENGINE_OPTIONS,
+    LOCAL_PREFILL,
+    SERVICE_OPTIONS,
+    add_options,
+    add_prefix_caching,
+    add_redis,
+    as_argv,
+    at_least,
+    default_of,
+    redis_url,
+    seconds,
+)
+from ekiden.cli.serve import name_of
+from ekiden.cli.supervisor import Child, ChildDied, NotReady, Supervisor
+from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
+from ekiden.core.errors import SetupError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+_SPLITS = ("tensor_parallel_size", "pipeline_parallel_size")
+_ENGINE = tuple(option for option in ENGINE_OPTIONS if option.field not in _SPLITS)
+_SERVICE = tuple(option for option in SERVICE_OPTIONS if option.field != "drain_grace_s")
+_DRAIN = tuple(option for option in SERVICE_OPTIONS if option.field == "drain_grace_s")
+
+_EXAMPLES = """examples:
+  ekiden up                                         1 prefill TP2, 1 decode TP1, the default model
+  ekiden up /models/llama --prefill 2 --decode 4    your own model, larger pools
+  ekiden up --prefill 0                             no prefill pool: classic aggregated serving
+  ekiden up --ask "What is a relay race?"           one question, then a clean end
+
+exit codes: 0 ended by Ctrl-C or SIGTERM, 1 a service died, 2 the set-up cannot work,
+3 not ready in time
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "up",
+        help="run a whole deployment on this machine",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL")
+    parser.add_argument("--served-model-name", metavar="NAME", default="")
+    pools = parser.add_argument_group("pools")
+    for role, size, tp in (("prefill", 1, 2), ("decode", 1, 1)):
+        _add_pool(pools, role, size, tp)
+    gateway = parser.add_argument_group("gateway")
+    host, port = default_of(GatewayConfig, "host"), default_of(GatewayConfig, "port")
+    gateway.add_argument("--host", default=host, metavar="HOST", help=f"default: {host}")
+    gateway.add_argument(
+        "--port", type=at_least(0), default=port, metavar="N", help=f"0: a free one; default {port}"
+    )
+    add_redis(gateway)
+    engine = parser.add_argument_group("every worker")
+    add_options(engine, _ENGINE, EngineConfig)
+    add_prefix_caching(engine)
+    add_options(engine, (*_SERVICE, *_DRAIN, LOCAL_PREFILL), ServiceConfig)
+    _add_run(parser.add_argument_group("this run"))
+    parser.set_defaults(run=_run)
+
+
+def _add_pool(group: Any, role: str, size: int, tp: int) -> None:
+    least = 1 if role == "decode" else 0
+    group.add_argument(f"--{role}", type=at_least(least), default=size, metavar="N",
+                       help=f"{role} replicas (default: {size})")  # fmt: skip
+    group.add_argument(f"--{role}-tp", type=at_least(1), default=tp, metavar="N",
+                       help=f"tensor-parallel size of each (default: {tp})")  # fmt: skip
+    group.add_argument(f"--{role}-pp", type=at_least(1), default=1, metavar="N",
+                       help="pipeline-parallel size of each (default: 1)")  # fmt: skip
+
+
+def _add_run(group: Any) -> None:
+    group.add_argument("--ask", metavar="PROMPT", help="ask this once it is ready, then end")
+    group.add_argument(
+        "--max-tokens", type=at_least(1), default=128, metavar="N", help="of the answer to --ask"
+    )
+    group.add_argument(
+        "--startup-timeout", type=seconds, default=300.0, metavar="SECONDS",
+        help="for all services to be ready (default: 300)",
+    )  # fmt: skip
+    group.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="for logs (default: a new temporary folder)"
+    )
+
+
+def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
+    """What to start. Options that no engine could take are refused here, before any process."""
+    pools = tuple(
+        Pool(role=role, size=getattr(args, role), tp=getattr(args, f"{role}_tp"),
+             pp=getattr(args, f"{role}_pp"))
+        for role in ("prefill", "decode")
+    )  # fmt: skip
+    fields = {option.field: getattr(args, option.field) for option in _ENGINE}
+    EngineConfig(model_dir=model_dir, model_name="", **fields).check()
+    caching = () if args.enable_prefix_caching else ("--no-enable-prefix-caching",)
+    return Deployment(
+        model_dir=model_dir,
+        model_name=name_of(args.model, args.served_model_name),
+        pools=pools,
+        host=args.host,
+        port=args.port,
+        drain_grace_s=args.drain_grace_s,
+        options=(*as_argv((*_ENGINE, *_SERVICE), args), *caching),
+        decode_options=tuple(as_argv([LOCAL_PREFILL], args)),
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    check_port(args.host, args.port)
+    plan = deployment(args, resolve(args.model))
+    model_s = time.monotonic() - began
+    run_dir: Path = args.run_dir or Path(tempfile.mkdtemp(prefix="ekiden-up-"))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    for old in run_dir.glob("*.ready"):  # of an earlier run in a folder that was given
+        old.unlink()
+    code = asyncio.run(Up(plan, args, run_dir).run())
+    if args.ask and code == 0:
+        run_s = time.monotonic() - began - model_s
+        print(f"\nmodel {model_s:.1f} s, run {run_s:.1f} s (start, answer, clean end)")
+    return code
+
+
+class Up:
+    """One run, from the first process to the last."""
+
+    def __init__(self, plan: Deployment, args: argparse.Namespace, run_dir: Path) -> None:
+        self.plan = plan
+        self.args = args
+        self.run_dir = run_dir
+        self.supervisor = Supervisor(run_dir)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> int:
+        """The exit code; whatever happens, no process is left."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            return await self._until_stopped()
+        except ChildDied as error:
+            return console.report_death(error, self.run_dir)
+        except NotReady as error:
+            return console.report_not_ready(error, self.run_dir)
+        finally:
+            for name in await self.supervisor.close(self._hurry):
+                print(f"{name} did not end in time and was killed", file=sys.stderr)
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        else:
+            console.say("ending: draining what is in flight (Ctrl-C again: at once)")
+        self._stop.set()
+
+    async def _until_stopped(self) -> int:
+        work = asyncio.ensure_future(self._work())
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            return work.result() if work.done() else 0
+        finally:
+            for task in (work, stopped):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, ChildDied, NotReady):
+                    await task
+
+    async def _work(self) -> int:
+        url = await self._start()
+        if not self.args.ask:
+            console.banner(self.plan, url, self.redis_url, self.run_dir)
+            await self.supervisor.watch()
+            return 1
+        console.say(f"ready: {self.plan.model_name} on {url}; logs in {self.run_dir}\n")
+        return await self._ask(url)
+
+    async def _start(self) -> str:
+        """Everything up and ready; the gateway's URL."""
+        deadline = time.monotonic() + self.args.startup_timeout
+        self.redis_url = await self._redis()
+        workers = await self.supervisor.start(self.plan.workers(self.run_dir, self.redis_url))
+        gateway = [self.plan.gateway(self.run_dir, self.redis_url)]
+        children = [*workers, *await self.supervisor.start(gateway)]
+        remaining = max(0.0, deadline - time.monotonic())
+        with console.Waiting(children) as waiting:
+            await self.supervisor.wait_ready(children, remaining, waiting.ready, waiting.tick)
+        return gateway_url(self.run_dir / "gateway.ready")
+
+    async def _redis(self) -> str:
+        if url := redis_url(self.args):
+            await redis_server.check_url(url)
+            return url
+        port = redis_server.free_port()
+        children = await self.supervisor.start([redis_server.server_spec(self.run_dir, port)])
+        await self.supervisor.wait_ready(children, self.args.startup_timeout, _announce)
+        return f"redis://127.0.0.1:{port}/0"
+
+    async def _ask(self, url: str) -> int:
+        """Ask in a thread, and notice a child's death meanwhile."""
+        asking = asyncio.ensure_future(asyncio.to_thread(self._ask_now, url))
+        watching = asyncio.ensure_future(self.supervisor.watch())
+        try:
+            await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()
+            return await asking
+        finally:
+            watching.cancel()
+
+    def _ask_now(self, url: str) -> int:
+        question = [{"role": "user", "content": self.args.ask}]
+        print(f"> {self.args.ask}\n")
+        options = {"max_tokens": self.args.max_tokens, "temperature": 0}
+        with open_client(url) as client:
+            if not ask(client, first_model(client), question, options).strip():
+                raise SetupError("the model gave an empty answer")
+        return 0
+
+
+def _announce(child: Child) -> None:
+    console.say(console.ready_line(child))
