@@ -131,8 +131,11 @@ class Life:
             await self._handoff.run()
         except AttemptFailed as failure:
             return await self._after_failure(failure)
-        except (SetupError, ReplicaFailed) as refusal:
-            self._fall_back("prefill_retry", refusal.message)
+        except SetupError as refusal:
+            self._fall_back("refused", refusal.message)
+            return False
+        except ReplicaFailed as failure:
+            self._fall_back("prefill_retry", failure.message)
             return False
         self.timeline.kv_ready()
         return True

@@ -77,6 +77,8 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Shared by all services; empty: no authentication."""
     local_prefill_tokens: int = 64
     """Decode prefills at most this many uncached tokens itself rather than ask a prefill pool."""
+    enable_kv_debug: bool = False
+    """Let peers read cached KV (``Replica.ReadKv``); for ``ekiden verify`` only."""
     drain_grace_s: float = 30.0
     ready_file: str = ""
     """Written with the address once the replica serves; for supervisors and tests."""

@@ -131,7 +131,8 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was served another way than asked, with the reason."""
 
     kind: str
-    """``local_prefill``, ``prefill_retry``, ``recompute`` or ``preempted``."""
+    """``refused`` (the two replicas do not fit), ``prefill_retry``, ``local_prefill``,
+    ``recompute`` or ``preempted``."""
     reason: str
 
 

@@ -82,6 +82,24 @@ class AuditRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReadKvRequest(_message.Message):
+    __slots__ = ("tokens", "salt")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    salt: str
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., salt: _Optional[str] = ...) -> None: ...
+
+class KvBlock(_message.Message):
+    __slots__ = ("rank", "index", "data")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    index: int
+    data: bytes
+    def __init__(self, rank: _Optional[int] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class AuditReply(_message.Message):
     __slots__ = ("total", "free", "cached", "held", "requests", "sessions", "running", "waiting", "waiting_tokens", "replica_id", "role", "rss_bytes")
     TOTAL_FIELD_NUMBER: _ClassVar[int]

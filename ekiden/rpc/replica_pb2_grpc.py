@@ -45,6 +45,11 @@ class ReplicaStub:
                 request_serializer=ekiden_dot_rpc_dot_replica__pb2.AuditRequest.SerializeToString,
                 response_deserializer=ekiden_dot_rpc_dot_replica__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.ReadKv = channel.unary_stream(
+                '/ekiden.rpc.Replica/ReadKv',
+                request_serializer=ekiden_dot_rpc_dot_replica__pb2.ReadKvRequest.SerializeToString,
+                response_deserializer=ekiden_dot_rpc_dot_replica__pb2.KvBlock.FromString,
+                _registered_method=True)
 
 
 class ReplicaServicer:
@@ -66,6 +71,14 @@ class ReplicaServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadKv(self, request, context):
+        """The cached KV of a token prefix, block by block of every rank, for `ekiden verify`.
+        PERMISSION_DENIED unless the replica was started with --enable-kv-debug.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_ReplicaServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=ekiden_dot_rpc_dot_replica__pb2.AuditRequest.FromString,
                     response_serializer=ekiden_dot_rpc_dot_replica__pb2.AuditReply.SerializeToString,
+            ),
+            'ReadKv': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadKv,
+                    request_deserializer=ekiden_dot_rpc_dot_replica__pb2.ReadKvRequest.FromString,
+                    response_serializer=ekiden_dot_rpc_dot_replica__pb2.KvBlock.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class Replica:
             '/ekiden.rpc.Replica/Audit',
             ekiden_dot_rpc_dot_replica__pb2.AuditRequest.SerializeToString,
             ekiden_dot_rpc_dot_replica__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadKv(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ekiden.rpc.Replica/ReadKv',
+            ekiden_dot_rpc_dot_replica__pb2.ReadKvRequest.SerializeToString,
+            ekiden_dot_rpc_dot_replica__pb2.KvBlock.FromString,
             options,
             channel_credentials,
             insecure,

@@ -168,7 +168,12 @@ async def _watch(replica: Replica, server: RpcServer, stop: Stop) -> None:
 def _announce(config: ServiceConfig, replica: Replica, address: str) -> None:
     logger.info("%s serves on %s", replica.identity.replica_id, address)
     if config.ready_file:
-        ready = {"address": address, "replica_id": replica.identity.replica_id}
+        identity = replica.identity
+        ready = {
+            "address": address,
+            "replica_id": identity.replica_id,
+            "epoch": identity.epoch,
+        }
         target = Path(config.ready_file)
         partial = target.with_suffix(".partial")
         partial.write_bytes(msgspec.json.encode(ready))

@@ -1,0 +1,108 @@
+"""Pure comparison of tokens and of KV. No engine, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ekiden.cache.layout import KvLayout
+
+TIE = 1e-4
+"""Two best logits closer than this are a tie: either token is right in fp32."""
+
+_BITS = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16}
+
+Bits = npt.NDArray[np.unsignedinteger[npt.NBitBase]]
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process generates for a prompt, and by how much each token won."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    gaps: tuple[float, ...]
+    """Logit of the best token minus that of the second best, for each position."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first output position where tokens differ."""
+
+    position: int
+    expected: int | None
+    got: int | None
+    tie: bool
+
+
+def first_difference(reference: Reference, got: Sequence[int], start: int = 0) -> Difference | None:
+    """Where ``got`` (outputs from position ``start``) leaves the reference, or None."""
+    expected = reference.tokens[start:]
+    for offset in range(max(len(expected), len(got))):
+        want = expected[offset] if offset < len(expected) else None
+        have = got[offset] if offset < len(got) else None
+        if want != have:
+            position = start + offset
+            tie = want is not None and have is not None and reference.gaps[position] < TIE
+            return Difference(position=position, expected=want, got=have, tie=tie)
+    return None
+
+
+class KvDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """The first element of the KV that differs, in global coordinates."""
+
+    layer: int
+    head: int
+    position: int
+    part: str
+    """``K`` or ``V``."""
+    rank: int
+    """The decode rank that holds it."""
+
+
+def rank_bits(layout: KvLayout, rank: int, blocks: Sequence[bytes]) -> Bits:
+    """One rank's blocks as bit patterns ``[layers, kv_heads, tokens, 2, head_dim]``."""
+    heads, layers, two, size, dim = layout.block_shape(rank)
+    bits = np.frombuffer(b"".join(blocks), dtype=_BITS[layout.dtype])
+    shaped = bits.reshape(len(blocks), heads, layers, two, size, dim)
+    ordered: Bits = shaped.transpose(2, 1, 0, 4, 3, 5).reshape(
+        layers, heads, len(blocks) * size, two, dim
+    )
+    return ordered
+
+
+def whole_cache(layout: KvLayout, ranks: Mapping[int, Bits]) -> Bits:
+    """All ranks' shares put together, ``[num_layers, num_kv_heads, tokens, 2, head_dim]``."""
+    tokens = min(bits.shape[2] for bits in ranks.values())
+    whole = np.zeros(
+        (layout.num_layers, layout.num_kv_heads, tokens, 2, layout.head_dim),
+        dtype=_BITS[layout.dtype],
+    )
+    for rank, bits in ranks.items():
+        r = layout.ranks[rank]
+        whole[r.layer_start : r.layer_stop, r.head_start : r.head_stop] = bits[:, :, :tokens]
+    return whole
+
+
+def first_kv_difference(
+    prefill: Bits, layout: KvLayout, decode: Mapping[int, Bits], tokens: int
+) -> KvDifference | None:
+    """The first differing element over every decode rank, replicas of a head included."""
+    found: list[KvDifference] = []
+    for rank, bits in sorted(decode.items()):
+        r = layout.ranks[rank]
+        source = prefill[r.layer_start : r.layer_stop, r.head_start : r.head_stop, :tokens]
+        wrong = np.argwhere(source != bits[:, :, :tokens])
+        if len(wrong):
+            layer, head, position, part, _ = (int(value) for value in wrong[0])
+            found.append(
+                KvDifference(
+                    layer=r.layer_start + layer,
+                    head=r.head_start + head,
+                    position=position,
+                    part="KV"[part],
+                    rank=rank,
+                )
+            )
+    return min(found, key=lambda d: (d.layer, d.head, d.position), default=None)

@@ -1,0 +1,111 @@
+"""The replicas of a verification: real services in processes of their own, on free ports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from ekiden.core.config import EngineConfig
+from ekiden.core.types import PrefillCandidate
+from ekiden.models.config import ModelConfig
+from ekiden.models.layout import kv_layout
+from ekiden.service.supervisor import Child, ChildDied, ChildSpec, Supervisor
+
+from .cell import Peer
+from .layouts import Layout
+
+START_TIMEOUT_S = 180.0
+GRACE_S = 5.0
+
+SETUP_EXIT_CODE = 2
+"""With which a service says that what was asked for cannot work."""
+
+
+class Refused(Exception):
+    """A replica does not start with this layout; the message is its own sentence."""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What all replicas of one verification share."""
+
+    engine: EngineConfig
+    cache_tokens: int
+    transport: str
+
+    def of(self, layout: Layout) -> EngineConfig:
+        return msgspec.structs.replace(
+            self.engine,
+            tensor_parallel_size=layout.tp,
+            pipeline_parallel_size=layout.pp,
+            block_size=layout.block_size,
+            num_gpu_blocks_override=self.cache_tokens // layout.block_size,
+        )
+
+    def argv(self, role: str, layout: Layout, name: str, ready: Path) -> tuple[str, ...]:
+        engine = self.of(layout)
+        common = (
+            *(sys.executable, "-m", "ekiden.cli", "serve", role),
+            *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
+            *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
+            *("-tp", str(layout.tp), "-pp", str(layout.pp)),
+            *("--block-size", str(layout.block_size)),
+            *("--num-gpu-blocks-override", str(engine.num_gpu_blocks_override)),
+            *("--transport", self.transport, "--replica-id", name, "--enable-kv-debug"),
+            *("--ready-file", str(ready), "--drain-grace", str(GRACE_S)),
+        )
+        return (*common, "--local-prefill-tokens", "0") if role == "decode" else common
+
+
+async def start_replica(
+    supervisor: Supervisor, shape: Shape, role: str, layout: Layout, tick: Callable[[], None]
+) -> Peer:
+    """Start one replica and wait until it serves.
+
+    Raises:
+        Refused: the layout cannot work with this model.
+        NotReady, ChildDied: it did not come up.
+    """
+    name = f"{role}-{layout}".replace("/", "-b")
+    ready = supervisor.run_dir / f"{name}.ready"
+    spec = ChildSpec(
+        name=name,
+        argv=shape.argv(role, layout, name, ready),
+        ready=_exists(ready),
+        grace_s=GRACE_S * 2,
+    )
+    children = await supervisor.start([spec])
+    try:
+        await supervisor.wait_ready(children, START_TIMEOUT_S, lambda _: None, tick)
+    except ChildDied as death:
+        if death.child.process.returncode == SETUP_EXIT_CODE:
+            raise Refused(_last_line(death.child)) from death
+        raise
+    return _peer(shape, layout, json.loads(ready.read_text()))
+
+
+def _peer(shape: Shape, layout: Layout, ready: dict[str, str | int]) -> Peer:
+    engine = shape.of(layout)
+    return Peer(
+        candidate=PrefillCandidate(
+            replica_id=str(ready["replica_id"]),
+            address=str(ready["address"]),
+            epoch=int(ready["epoch"]),
+        ),
+        layout=kv_layout(ModelConfig.from_dir(engine.model_dir), engine),
+        model=engine.model_name,
+    )
+
+
+def _last_line(child: Child) -> str:
+    return child.tail(1).removeprefix("ekiden: ").strip()
+
+
+def _exists(path: Path) -> Callable[[], Awaitable[bool]]:
+    async def exists() -> bool:
+        return path.exists()
+
+    return exists
