@@ -5,9 +5,77 @@ Importing this file does not import torch.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
+
+    from ekiden.core.config import EngineConfig
+    from ekiden.layers.batch import ForwardBatch
+    from ekiden.models.config import ModelConfig
+    from ekiden.models.weights import Progress
+    from ekiden.parallel.mesh import Mesh
+
 MODELS = {
-    "llama": "ekiden.models.llama:LlamaModel",
-    "mistral": "ekiden.models.llama:LlamaModel",
-    "qwen2": "ekiden.models.llama:LlamaModel",
-    "qwen3": "ekiden.models.llama:LlamaModel",
+    "llama": "ekiden.models.llama",
+    "mistral": "ekiden.models.llama",
+    "qwen2": "ekiden.models.llama",
+    "qwen3": "ekiden.models.llama",
 }
+"""A module has ``load_stage(model, mesh, source, dtype, device)`` and ``wanted_tensors``."""
+
+
+class Model(Protocol):
+    """One rank's part of a model, ready to run."""
+
+    def forward(self, batch: ForwardBatch, cache: torch.Tensor) -> torch.Tensor | None:
+        """One step; float32 logits [R, V] on TP rank 0 of the last stage, None elsewhere.
+
+        ``cache`` is this rank's own, ``[blocks, kv_heads, layers, 2, block_size, head_dim]``;
+        the step's keys and values are written into it. R are the rows of the batch whose
+        logits are wanted, V is the whole vocabulary; where R is 0, None comes back.
+
+        Raises:
+            ReplicaFailed: another rank of the mesh did not come in time, or gave up.
+        """
+
+
+def load_model(
+    model: ModelConfig,
+    config: EngineConfig,
+    mesh: Mesh,
+    device: torch.device | str,
+    progress: Progress | None = None,
+) -> Model:
+    """Read this rank's slices of the checkpoint in ``config.model_dir``.
+
+    ``progress(done, total)`` is called after every tensor, in bytes of what the stage needs.
+
+    Raises:
+        SetupError: a file or tensor is missing, broken or left over, or has another shape.
+    """
+    import torch
+
+    from ekiden.cache.tensors import TORCH_DTYPES
+    from ekiden.models.checkpoint import Checkpoint
+    from ekiden.models.weights import SafetensorsSource
+
+    family = _family(model.model_type)
+    target, dtype = torch.device(device), TORCH_DTYPES[model.resolve_dtype(config)]
+    source = SafetensorsSource(
+        Checkpoint.open(config.model_dir),
+        wanted=family.wanted_tensors(model, mesh),
+        dtype=dtype,
+        device=target,
+        progress=progress,
+    )
+    loaded = family.load_stage(model, mesh, source, dtype, target)
+    source.finish()
+    return cast(Model, loaded)
+
+
+def _family(model_type: str) -> ModuleType:
+    return import_module(MODELS[model_type])

@@ -1,0 +1,1 @@
+"""Attention kernels, one file a kind of device, behind one signature."""
