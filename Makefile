@@ -1,0 +1,51 @@
+# Every recipe makes what it needs in .venv; a second run finds it there at once.
+# EKIDEN_TORCH chooses the torch build: see scripts/install.py.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts
+
+.PHONY: help demo up test test-full check proto install install-dev compose-test clean
+
+help:
+	@echo "make demo          install, fetch the model, one question answered across two pools"
+	@echo "make up            a deployment on this machine, until Ctrl-C (ARGS=... for ekiden up)"
+	@echo "make test          the quick test suite"
+	@echo "make test-full     all of it, the slow tests too"
+	@echo "make check         lint, format, types, import rules, stubs, frozen command line"
+	@echo "make proto         generate the gRPC stubs"
+	@echo "make compose-test  build and run compose/ on a Docker engine"
+	@echo "make clean         remove .venv and caches"
+
+install:
+	@$(PYTHON) scripts/install.py --extra local
+
+install-dev:
+	@$(PYTHON) scripts/install.py --extra dev
+
+demo:
+	@$(PYTHON) scripts/demo.py
+
+up: install
+	@$(BIN)/ekiden up $(ARGS)
+
+test: install-dev
+	@$(BIN)/pytest -q -m "not slow and not gpu" $(ARGS)
+
+test-full: install-dev
+	@$(BIN)/pytest -q -m "not gpu" $(ARGS)
+
+check: install-dev
+	$(BIN)/ruff check $(PATHS)
+	$(BIN)/ruff format --check $(PATHS)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/proto.py --check
+	$(BIN)/pytest -q tests/unit/cli/test_frozen.py
+
+proto: install-dev
+	$(BIN)/python scripts/proto.py
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
