@@ -1,0 +1,81 @@
+"""The first meeting: may KV of this prefill replica go to that decode replica?"""
+
+from __future__ import annotations
+
+from ekiden.core.errors import SetupError
+from kv_transfer.description import ReplicaDescription
+from kv_transfer.reshard import check_layout
+
+_EQUAL = (
+    ("wire_version", "wire version", "run the same release on both sides"),
+    ("model_fingerprint", "model fingerprint", "load the same weights on both sides"),
+    ("tokenizer_fingerprint", "tokenizer", "use the same tokenizer on both sides"),
+    ("granule", "granule", "use the same release and options on both sides"),
+    ("hash_scheme", "hash scheme", "run the same release on both sides"),
+    ("transport", "transport", "give both sides the same --transport"),
+)
+_EQUAL_KV = (
+    ("kind", "KV kind", "load the same model on both sides"),
+    ("dtype", "KV dtype", "give both sides the same --dtype"),
+    ("num_layers", "number of layers", "load the same model on both sides"),
+    ("num_kv_heads", "number of KV heads", "load the same model on both sides"),
+    ("head_dim", "head dimension", "load the same model on both sides"),
+)
+
+
+def check_pair(prefill: ReplicaDescription, decode: ReplicaDescription) -> None:
+    """Return if the two can work together. Different TP, PP and block sizes are converted.
+
+    Raises:
+        SetupError: they cannot; one sentence with both values and what to do.
+    """
+    for field, name, remedy in _EQUAL:
+        _same(prefill, decode, name, getattr(prefill, field), getattr(decode, field), remedy)
+    for field, name, remedy in _EQUAL_KV:
+        mine, theirs = getattr(prefill.kv, field), getattr(decode.kv, field)
+        _same(prefill, decode, name, mine, theirs, remedy)
+    _check_lengths(prefill, decode)
+    for replica in (prefill, decode):
+        _check_blocks(replica)
+        _check_ranks(replica)
+
+
+def _same(
+    prefill: ReplicaDescription,
+    decode: ReplicaDescription,
+    name: str,
+    mine: object,
+    theirs: object,
+    remedy: str,
+) -> None:
+    if mine != theirs:
+        raise SetupError(
+            f"prefill {prefill.replica_id} has {name} {mine} and decode {decode.replica_id} has "
+            f"{name} {theirs}: {remedy}"
+        )
+
+
+def _check_lengths(prefill: ReplicaDescription, decode: ReplicaDescription) -> None:
+    if prefill.max_model_len > decode.max_model_len:
+        raise SetupError(
+            f"prefill {prefill.replica_id} takes prompts of up to {prefill.max_model_len} tokens "
+            f"but decode {decode.replica_id} holds only {decode.max_model_len}: lower "
+            "--max-model-len of prefill or raise that of decode"
+        )
+
+
+def _check_blocks(replica: ReplicaDescription) -> None:
+    if replica.kv.block_size % replica.granule:
+        raise SetupError(
+            f"{replica.role} {replica.replica_id} has block size {replica.kv.block_size}, which "
+            f"is no multiple of the granule {replica.granule}: give it another --block-size"
+        )
+
+
+def _check_ranks(replica: ReplicaDescription) -> None:
+    if len(replica.kv.ranks) != len(replica.endpoints):
+        raise SetupError(
+            f"{replica.role} {replica.replica_id} has {len(replica.kv.ranks)} ranks but names "
+            f"{len(replica.endpoints)} KV endpoints: start it with --transport {replica.transport}"
+        )
+    check_layout(replica.kv)

@@ -1,0 +1,1 @@
+"""The wires KV can move over; each implements ``kv_transfer.transports.base.Transport``."""
