@@ -140,13 +140,20 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Up]:
-        """The messages that ``data`` completes, in order."""
+        """The messages that ``data`` completes, in order.
+
+        Raises:
+            ValueError: the stream is broken.
+        """
         self._buffer += data
         messages: list[Up] = []
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             body = start + _LENGTH.size
-            stop = body + _LENGTH.unpack_from(self._buffer, start)[0]
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a message of {length} bytes passes the limit of {MAX_FRAME}")
+            stop = body + length
             if len(self._buffer) < stop:
                 break
             messages.append(_up.decode(memoryview(self._buffer)[body:stop]))
