@@ -1,0 +1,567 @@
+"""The engine's driver: requests in, steps to the executor, tokens out. No torch.
+
+The life of a request, by role:
+
+- **local** (``add``): waits -> chunks of its prompt -> first tokens -> decode rows -> finished.
+- **prefill** (``add_handoff``): waits -> ``Ready`` -> ``open_session`` -> ``Started``, chunks that
+  carry the session -> hand-off tokens, ``PrefillDone`` -> parked until ``let_go``.
+- **decode** (``reserve``): has blocks, which the writer owns too -> ``hand_off`` (tokens, before
+  their KV) -> ``adopt`` (the KV is there) or ``recompute`` (it will not come) -> as local.
+  ``writer_done`` may come at any time; until then the written blocks are never free.
+
+Used from one thread. ``next_plan``, ``apply`` and ``take_output`` are the parts of ``step``, for a
+caller who does not want to wait inside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from ekiden.cache.block_pool import BlockPool
+from ekiden.cache.prefix_index import KeyChain
+from ekiden.core.clock import Clock
+from ekiden.core.config import EngineConfig
+from ekiden.core.errors import BadRequest, InvariantBroken, ReplicaFailed
+from ekiden.core.hashes import root_hash
+from ekiden.core.types import BlockBooks, Delta, ReplicaStats, Request
+from ekiden.engine.advance import ChoiceState, TextFactory
+from ekiden.engine.checks import check_fits, check_request
+from ekiden.engine.executor import Executor
+from ekiden.engine.job import Job, Role
+from ekiden.engine.meters import Meters
+from ekiden.engine.outputs import (
+    EngineOutput,
+    PrefillDone,
+    Ready,
+    RequestFinished,
+    Reservation,
+    Started,
+)
+from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
+from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from ekiden.engine.scheduling.sequence import Gate
+from ekiden.engine.scheduling.sequence import Sequence as Tokens
+
+__all__ = [
+    "Engine",
+    "EngineOutput",
+    "PrefillDone",
+    "Ready",
+    "RequestFinished",
+    "Reservation",
+    "Started",
+]
+
+
+class _Step(msgspec.Struct, frozen=True):
+    """A submitted step: what was put in, and when."""
+
+    number: int
+    chunks: list[ScheduledChunk]
+    at: float
+
+
+class Engine:
+    """One replica's engine over one executor."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+        max_model_len: int,
+        model_fingerprint: str,
+        text_factory: TextFactory,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.max_model_len = max_model_len
+        self._eos = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
+        self._vocab_size = vocab_size
+        self._fingerprint = model_fingerprint
+        self._text_factory = text_factory
+        self._clock = clock
+        self.pool = BlockPool(executor.num_blocks, caching=config.enable_prefix_caching)
+        limits = Limits(
+            block_size=config.block_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            micro_batches=executor.max_in_flight,
+        )
+        self._scheduler = Scheduler(self.pool, limits)
+        self._jobs: dict[str, Job] = {}
+        self._writers: dict[int, list[int]] = {}
+        self._in_flight: deque[_Step] = deque()
+        self._output = EngineOutput()
+        self._meters = Meters()
+        self._arrivals = 0
+        self._reservations = 0
+        self._steps = 0
+        self._collected_at = 0.0
+
+    # Requests
+
+    def add(self, request: Request, resume: Mapping[int, tuple[int, ...]] | None = None) -> None:
+        """Prefill and decode ``request`` here.
+
+        ``resume`` gives the tokens of each choice that the client has seen already: generation
+        goes on after them as if they had just been sampled, and they are not told again.
+
+        Raises:
+            BadRequest: a field is wrong, the request can never fit, or its id is in use.
+        """
+        job = self._new_job(request, Role.LOCAL)
+        ends = job.replay(resume or {})
+        self._jobs[request.request_id] = job
+        self._output.deltas += ends
+        self._start(job)
+
+    def add_handoff(self, request: Request) -> None:
+        """Prefill ``request`` for another replica.
+
+        Raises:
+            BadRequest: a field is wrong, the prompt can never fit, or its id is in use.
+        """
+        job = self._new_job(request, Role.PREFILL)
+        self._jobs[request.request_id] = job
+        self._scheduler.add(self._trunk(job, gate=Gate.CLOSED))
+
+    def open_session(self, request_id: str, session: int) -> None:
+        """Decode has room: the hand-off may run, and its chunks carry ``session`` (not 0).
+
+        From here on its blocks are held until ``let_go``, even after ``cancel``: the transfer
+        reads them. No effect on a request that is gone or open already.
+        """
+        job = self._find(request_id, Role.PREFILL)
+        if job is not None and job.sequences[0].gate is not Gate.OPEN:
+            self._scheduler.open(job.sequences[0], session)
+
+    def let_go(self, request_id: str) -> None:
+        """The transfer reads no more: forget the hand-off, done or not, and its blocks."""
+        if (job := self._find(request_id, Role.PREFILL)) is not None:
+            self._drop(job)
+
+    def cached_prefix(self, request: Request) -> int:
+        """Tokens of the prompt whose KV is here: what neither prefill nor transfer need do."""
+        chain = self._chain(request)
+        keys = chain.upto(request.prompt, len(request.prompt) - 1)
+        return len(self.pool.find(chain.root, keys)) * self.config.block_size
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Blocks for the whole prompt, for KV that another replica will write.
+
+        None: no room now; running work is never pushed out for it. A second call for the same
+        request, before its hand-off tokens came, gives up the first reservation on the request's
+        part and makes another (with another prefill replica); the first writer keeps its own.
+
+        Raises:
+            BadRequest: a field is wrong, the request can never fit, or its id is in use.
+        """
+        if (old := self._find(request.request_id, Role.RESERVED)) and not old.handed:
+            self._drop(old)
+        job = self._new_job(request, Role.RESERVED)
+        trunk = self._trunk(job)
+        if not self._scheduler.reserve(trunk):
+            return None
+        self._jobs[request.request_id] = job
+        job.cached_tokens = trunk.cached
+        self._reservations += 1
+        written = trunk.blocks[trunk.cached // self.config.block_size :]
+        self.pool.retain(written)
+        self._writers[self._reservations] = written
+        return Reservation(
+            key=self._reservations, blocks=tuple(trunk.blocks), held_tokens=trunk.cached
+        )
+
+    def hand_off(self, request_id: str, deltas: Sequence[Delta]) -> None:
+        """The first token of every choice, from the prefill replica. Their deltas come out here.
+
+        Finish marks on ``deltas`` are ignored: what ends a choice is decided here, by the same
+        rules. No effect on a request that is gone.
+
+        Raises:
+            ReplicaFailed: not exactly one usable token a choice. Nothing was told to the client.
+        """
+        job = self._find(request_id, Role.RESERVED)
+        if job is None:
+            return
+        self._check_hand_off(job, deltas)
+        for delta in sorted(deltas, key=lambda delta: delta.choice):
+            logprobs = delta.logprobs[0] if delta.logprobs else None
+            self._tell(job, job.take(delta.choice, delta.tokens[0], logprobs))
+        if job.done:
+            self._finish(job)
+        elif job.arrived:
+            self._join(job)
+
+    def adopt(self, request_id: str) -> None:
+        """All KV of the reserved blocks has arrived: the request joins the running batch.
+
+        No effect on a request that is gone or that goes its own way already.
+        """
+        job = self._find(request_id, Role.RESERVED)
+        if job is None:
+            return
+        job.arrived = True
+        if job.handed:
+            self._join(job)
+
+    def recompute(self, request_id: str) -> None:
+        """The KV will not arrive: compute it here, from the prompt and the tokens seen.
+
+        No effect on a request that is gone or that goes its own way already.
+        """
+        job = self._find(request_id, Role.RESERVED)
+        if job is None:
+            return
+        self._release(job)
+        job.role = Role.LOCAL
+        job.cached_tokens = 0
+        self._start(job)
+
+    def writer_done(self, key: int) -> None:
+        """The writer of reservation ``key`` will not write any more. Repeating it is harmless."""
+        self.pool.release(self._writers.pop(key, []))
+
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request in any state; False if it is not known. Nothing is told of it again.
+
+        Blocks that a submitted step, a writer or an open session uses stay held until it ends.
+        """
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        if job.role is Role.PREFILL and job.sequences[0].gate is Gate.OPEN:
+            job.cancelled = True
+            self._scheduler.detach(job.sequences[0])
+        else:
+            self._drop(job)
+        return True
+
+    # Steps
+
+    def step(self, timeout: float | None = None) -> EngineOutput:
+        """Submit what can run, wait for the oldest step, and return all that came out.
+
+        ``timeout`` in seconds, else ``config.step_timeout_s``. Returns at once when there is
+        nothing to wait for.
+
+        Raises:
+            ReplicaFailed, DeadlineExceeded: from the executor.
+            InvariantBroken: the books do not balance, or the executor answered wrongly.
+        """
+        while (plan := self.next_plan()) is not None:
+            self.executor.submit(plan)
+        if self._in_flight:
+            limit = self.config.step_timeout_s if timeout is None else timeout
+            self.apply(self.executor.collect(limit))
+        return self.take_output()
+
+    def has_work(self) -> bool:
+        """Whether ``step`` can get on: something is submitted, to be told, running or waiting.
+
+        A hand-off that waits for its session, or a reservation for its KV, is not work.
+        """
+        queues = self._scheduler.queues
+        return bool(self._in_flight or self._output or queues.running or queues.waiting)
+
+    def next_plan(self) -> StepPlan | None:
+        """The next step, which the caller must submit; None if none can start now."""
+        for sequence in self._scheduler.announce():
+            self._output.events.append(Ready(sequence.request_id))
+        if len(self._in_flight) >= self.executor.max_in_flight:
+            return None
+        schedule = self._scheduler.schedule()
+        for sequence in schedule.preempted:
+            self._jobs[sequence.request_id].preemptions += 1
+        if schedule.chunks:
+            return self._plan(schedule.chunks)
+        if not self._jobs and not self._in_flight:
+            self.audit()
+        return None
+
+    def apply(self, result: StepResult) -> None:
+        """Take in the result of the oldest submitted step.
+
+        Raises:
+            InvariantBroken: it is another step's, or lacks a token that was asked for.
+        """
+        if not self._in_flight or self._in_flight[0].number != result.step:
+            raise InvariantBroken(f"the executor answered step {result.step} out of turn")
+        step = self._in_flight.popleft()
+        self._measure(step)
+        sampled = {(sample.sequence, sample.choice): sample for sample in result.sampled}
+        for chunk in step.chunks:
+            last = chunk.is_last
+            self._scheduler.collected(chunk)
+            job = self._jobs.get(chunk.sequence.request_id)
+            if last and job is not None and not chunk.sequence.dead and not job.cancelled:
+                self._take_samples(job, chunk.sequence, sampled)
+
+    def take_output(self) -> EngineOutput:
+        """What came out since the last time."""
+        output, self._output = self._output, EngineOutput()
+        return output
+
+    # Figures
+
+    @property
+    def in_flight(self) -> int:
+        """Submitted steps that have not been applied."""
+        return len(self._in_flight)
+
+    def books(self) -> BlockBooks:
+        """The block pool's books. Sessions are the service's to count."""
+        pool = self.pool
+        return BlockBooks(
+            total=pool.total,
+            free=pool.free,
+            cached=pool.cached,
+            held=pool.held,
+            requests=len(self._jobs),
+        )
+
+    def stats(self) -> ReplicaStats:
+        """The load of this moment. May be read from any thread; then a few numbers behind."""
+        queues, meters, pool = self._scheduler.queues, self._meters, self.pool
+        waiting = [*queues.closed, *queues.announced, *queues.waiting]
+        running = list(queues.running)
+        uncomputed = sum(len(sequence.tokens) for sequence in waiting)
+        uncomputed += sum(s.remaining for s in running if s.remaining > 1)
+        return ReplicaStats(
+            running=len(running),
+            waiting=len(waiting),
+            waiting_tokens=uncomputed,
+            kv_blocks_total=pool.total,
+            kv_blocks_held=pool.held,
+            kv_blocks_cached=pool.cached,
+            prefill_tokens_per_s=meters.prefill_tokens_per_s.value,
+            step_s=meters.step_s.value,
+            ttft_s=meters.ttft_s.value,
+            tpot_s=meters.tpot_s.value,
+        )
+
+    def audit(self) -> None:
+        """Compare the pool's owners with everybody who should own something.
+
+        Raises:
+            InvariantBroken: the books do not balance, or a block has an owner too many or few.
+        """
+        self.pool.check()
+        expected: Counter[int] = Counter()
+        parked = [s for job in self._jobs.values() for s in job.sequences]
+        listed = {id(s): s for s in (*self._scheduler.queues.all(), *parked)}
+        for sequence in listed.values():
+            expected.update(sequence.blocks)
+            expected.update(sequence.copy[:1] if sequence.copy else ())
+        for step in self._in_flight:
+            for chunk in step.chunks:
+                expected.update(chunk.copy[:1] if chunk.copy else ())
+        for blocks in self._writers.values():
+            expected.update(blocks)
+        if expected != self.pool.owners:
+            wrong = sorted(set(expected.items()) ^ set(self.pool.owners.items()))
+            raise InvariantBroken(f"owners of blocks do not add up: (block, owners) {wrong[:8]}")
+
+    # Inside
+
+    def _find(self, request_id: str, role: Role) -> Job | None:
+        job = self._jobs.get(request_id)
+        return job if job is not None and job.role is role else None
+
+    def _chain(self, request: Request) -> KeyChain:
+        root = root_hash(self._fingerprint, salt=request.salt)
+        return KeyChain(root, self.config.block_size, self.config.granule)
+
+    def _new_job(self, request: Request, role: Role) -> Job:
+        sampling = request.sampling
+        # Prefill only needs room for the prompt, and for one token more than the hand-off token
+        # if there will be one: then the same thing ends a choice here as on the other replica.
+        answer = min(sampling.max_tokens, 2) if role is Role.PREFILL else sampling.max_tokens
+        check_request(
+            request,
+            vocab_size=self._vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=self.max_model_len,
+            answer=answer,
+        )
+        check_fits(
+            request,
+            0 if role is Role.PREFILL else answer,
+            blocks=self.pool.total,
+            block_size=self.config.block_size,
+        )
+        if request.request_id in self._jobs:
+            raise BadRequest(
+                f"request id {request.request_id} is in use: every request needs its own",
+                field="request_id",
+            )
+        self._arrivals += 1
+        states = [self._new_choice(request) for _ in range(sampling.n)]
+        return Job(request, role, self._arrivals, states, self._clock.now())
+
+    def _new_choice(self, request: Request) -> ChoiceState:
+        return ChoiceState(
+            request.sampling,
+            eos_token_ids=self._eos,
+            max_output=min(request.sampling.max_tokens, self.max_model_len - len(request.prompt)),
+            text_factory=self._text_factory,
+        )
+
+    def _trunk(self, job: Job, *, gate: Gate = Gate.NONE) -> Tokens:
+        """The sequence that stands for all choices while the prompt has no KV."""
+        return self._sequence(job, (), list(range(len(job.states))), gate)
+
+    def _sequence(
+        self, job: Job, output: tuple[int, ...], choices: list[int], gate: Gate = Gate.NONE
+    ) -> Tokens:
+        request = job.request
+        sequence = Tokens(
+            number=self._scheduler.next_number(),
+            request_id=request.request_id,
+            order=(request.priority, job.arrival, choices[0]),
+            tokens=request.prompt + output,
+            choices=choices,
+            chain=self._chain(request),
+            max_tokens=len(request.prompt) + request.sampling.max_tokens,
+            gate=gate,
+        )
+        job.sequences.append(sequence)
+        return sequence
+
+    def _start(self, job: Job) -> None:
+        """Let all unfinished choices wait for their turn, without blocks."""
+        for output, choices in job.groups().items():
+            self._scheduler.add(self._sequence(job, output, choices))
+        if job.done:
+            self._finish(job)
+
+    def _join(self, job: Job) -> None:
+        """The reserved trunk has its KV and its first tokens: decode from here on."""
+        trunk = job.sequences[0]
+        job.role = Role.LOCAL
+        job.started = True
+        self._scheduler.join(trunk)
+        self._fork(job, trunk, [c for c in trunk.choices if job.states[c].finish is None])
+
+    def _fork(self, job: Job, trunk: Tokens, alive: list[int]) -> None:
+        """Let the choices of ``trunk`` that go on part; those that ended give up their share."""
+        job.sequences.remove(trunk)
+        if alive:
+            first_tokens = [(choice, job.states[choice].output[-1]) for choice in alive]
+            job.sequences += self._scheduler.fork(trunk, first_tokens)
+        else:
+            self._scheduler.remove(trunk)
+
+    def _plan(self, chunks: list[ScheduledChunk]) -> StepPlan:
+        self._steps += 1
+        self._in_flight.append(_Step(self._steps, chunks, self._clock.now()))
+        copies = tuple(chunk.copy for chunk in chunks if chunk.copy is not None)
+        return StepPlan(self._steps, tuple(map(self._chunk, chunks)), copies)
+
+    def _chunk(self, chunk: ScheduledChunk) -> Chunk:
+        sequence = chunk.sequence
+        job = self._jobs[sequence.request_id]
+        if not job.started:
+            self._note_start(job, sequence)
+        used = -(-chunk.stop // self.config.block_size)
+        return Chunk(
+            sequence=sequence.number,
+            tokens=tuple(sequence.tokens[chunk.start : chunk.stop]),
+            start=chunk.start,
+            blocks=tuple(sequence.blocks[:used]),
+            samples=tuple(map(job.spec, sequence.choices)) if chunk.is_last else (),
+            session=sequence.session,
+        )
+
+    def _note_start(self, job: Job, sequence: Tokens) -> None:
+        job.started = True
+        prompt = len(job.request.prompt)
+        job.cached_tokens = min(sequence.cached, prompt)
+        job.computed_tokens = prompt - job.cached_tokens
+        self._output.events.append(Started(sequence.request_id, job.cached_tokens))
+
+    def _take_samples(
+        self, job: Job, sequence: Tokens, sampled: Mapping[tuple[int, int], Sampled]
+    ) -> None:
+        for choice in sequence.choices:
+            sample = sampled.get((sequence.number, choice))
+            if sample is None or not 0 <= sample.token < self._vocab_size:
+                raise InvariantBroken(
+                    f"the executor sampled {sample} for sequence {sequence.number}, choice {choice}"
+                )
+            self._tell(job, job.take(choice, sample.token, sample.logprobs))
+        if job.role is Role.PREFILL:
+            self._park(job, sequence)
+            return
+        alive = [choice for choice in sequence.choices if job.states[choice].finish is None]
+        self._fork(job, sequence, alive)
+        if job.done:
+            self._finish(job)
+
+    def _park(self, job: Job, sequence: Tokens) -> None:
+        self._scheduler.detach(sequence)
+        done = PrefillDone(sequence.request_id, job.cached_tokens, job.computed_tokens)
+        self._output.events.append(done)
+
+    def _tell(self, job: Job, delta: Delta) -> None:
+        now = self._clock.now()
+        if len(job.states[delta.choice].output) == 1 and not delta.choice:
+            job.first_at = now
+            self._meters.ttft_s.add(now - job.added_at)
+        self._output.deltas.append(delta)
+
+    def _finish(self, job: Job) -> None:
+        self._drop(job)
+        longest = max(len(state.output) for state in job.states)
+        if longest > 1:
+            self._meters.tpot_s.add((self._clock.now() - job.first_at) / (longest - 1))
+        self._output.finished.append(
+            RequestFinished(
+                request_id=job.request.request_id,
+                completion_tokens=job.completion_tokens,
+                cached_tokens=job.cached_tokens,
+                computed_tokens=job.computed_tokens,
+                preemptions=job.preemptions,
+            )
+        )
+
+    def _drop(self, job: Job) -> None:
+        self._release(job)
+        del self._jobs[job.request.request_id]
+
+    def _release(self, job: Job) -> None:
+        for sequence in job.sequences:
+            self._scheduler.remove(sequence)
+        job.sequences.clear()
+
+    def _check_hand_off(self, job: Job, deltas: Sequence[Delta]) -> None:
+        choices = sorted(delta.choice for delta in deltas)
+        if job.handed or choices != list(range(len(job.states))):
+            raise ReplicaFailed(
+                f"prefill sent hand-off tokens for choices {choices}, "
+                f"expected one for each of {len(job.states)}, once"
+            )
+        wants = job.request.sampling.logprobs is not None
+        for delta in deltas:
+            usable = len(delta.tokens) == 1 and 0 <= delta.tokens[0] < self._vocab_size
+            if not usable or (wants and len(delta.logprobs) != 1):
+                raise ReplicaFailed(
+                    f"prefill sent the hand-off {delta}, expected one token below "
+                    f"{self._vocab_size}" + (" with its logprobs" if wants else "")
+                )
+
+    def _measure(self, step: _Step) -> None:
+        """With several steps in flight, a step takes the time since the one before it ended."""
+        now = self._clock.now()
+        begun = max(step.at, self._collected_at)
+        self._collected_at = now
+        sizes = [chunk.stop - chunk.start for chunk in step.chunks]
+        rows = sum(size == 1 for size in sizes)
+        self._meters.step(prefill_tokens=sum(sizes) - rows, rows=rows, seconds=now - begun)

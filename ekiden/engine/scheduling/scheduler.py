@@ -1,0 +1,331 @@
+"""Continuous batching over a block pool: which tokens of which sequences go into the next step.
+
+1. Decode rows come first, the oldest first, so that a prompt never stalls the running batch.
+2. Prompts that run go on, a chunk each, with what is left of the step's token budget.
+3. Waiting sequences are admitted in order while there are tokens, seats and blocks. Nobody
+   overtakes the first one that does not fit. Blocks for all its known tokens are taken at
+   once, so that only growth by decoding can run out of them.
+
+When a running sequence cannot grow, the youngest is preempted: its blocks go, its tokens stay,
+and it is computed again later. The oldest is never preempted, so something always ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import msgspec
+
+from ekiden.cache.block_pool import BlockPool
+from ekiden.core.errors import InvariantBroken
+from ekiden.engine.scheduling.policy import (
+    blocks_for,
+    enough_ahead,
+    growth_allowance,
+    rows_per_step,
+)
+from ekiden.engine.scheduling.queues import Queues
+from ekiden.engine.scheduling.sequence import Gate, Sequence
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step and one replica can take."""
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    micro_batches: int = 1
+    """Steps in flight at once."""
+
+
+class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions [start, stop) of ``sequence`` are in the step; ``copy`` comes before them."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    copy: tuple[int, int] | None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends at the last known token, so that the next one can be sampled."""
+        return self.stop == len(self.sequence.tokens)
+
+
+class Schedule(msgspec.Struct, kw_only=True):
+    """One step in the making."""
+
+    budget: int
+    chunks: list[ScheduledChunk] = []
+    preempted: list[Sequence] = []
+
+    def take(self, sequence: Sequence) -> None:
+        """Put the next tokens of ``sequence`` into the step, as many as the budget allows."""
+        count = min(sequence.remaining, self.budget)
+        start = sequence.scheduled
+        sequence.scheduled += count
+        sequence.in_flight += 1
+        chunk = ScheduledChunk(
+            sequence=sequence, start=start, stop=start + count, copy=sequence.copy
+        )
+        # The step owns the copy's source from here on; ``collected`` lets go of it.
+        sequence.copy = None
+        self.budget -= count
+        self.chunks.append(chunk)
+
+
+class Scheduler:
+    """Queues, block tables and the order of work. Knows nothing of sampling. One thread."""
+
+    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+        self.pool = pool
+        self.limits = limits
+        self.queues = Queues()
+        self._numbers = 0
+
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence without blocks wait for its turn."""
+        self.queues.wait(sequence)
+
+    def announce(self) -> list[Sequence]:
+        """Hand-offs whose turn is near and for which there will be room: tell them now."""
+        queues, told = self.queues, []
+        while queues.closed:
+            sequence = queues.closed[0]
+            ahead = [other for other in queues.waiting if other.pinned] + queues.announced
+            tokens = sum(len(other.tokens) for other in ahead)
+            promised = sum(map(self._demand, (*queues.waiting, *queues.announced)))
+            if enough_ahead(
+                len(ahead), tokens, self.limits.max_num_batched_tokens
+            ) or self.pool.available < promised + self._demand(sequence):
+                break
+            sequence.gate = Gate.ANNOUNCED
+            queues.announced.append(queues.closed.pop(0))
+            told.append(sequence)
+        return told
+
+    def open(self, sequence: Sequence, session: int) -> None:
+        """The hand-off's session is open: it may run, and its blocks will be sent."""
+        self.queues.discard(sequence)
+        sequence.gate = Gate.OPEN
+        sequence.session = session
+        self.queues.wait(sequence)
+
+    def reserve(self, sequence: Sequence) -> bool:
+        """Give ``sequence`` its blocks and its seats now, for KV that comes from outside.
+
+        False, and nothing changed, where that would take a seat or a block from running work or
+        from the first one that waits.
+        """
+        first = self.queues.waiting[0] if self.queues.waiting else None
+        if not self._has_seats(sequence, spare=first.seats if first else 0):
+            return False
+        spare = self._demand(first) + self._allowance(first) if first else 0
+        if not self._place(sequence, spare):
+            return False
+        self.queues.reserved.append(sequence)
+        return True
+
+    def join(self, sequence: Sequence) -> None:
+        """The KV of all known tokens of a reserved sequence is in its blocks: let it run."""
+        self.queues.discard(sequence)
+        sequence.scheduled = sequence.computed = len(sequence.tokens)
+        self._publish(sequence)
+        self.queues.run(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget ``sequence``; its blocks go as soon as no submitted step uses them."""
+        self.queues.discard(sequence)
+        sequence.dead = True
+        if sequence.in_flight:
+            self.queues.dying.append(sequence)
+        else:
+            self._strip(sequence)
+
+    def detach(self, sequence: Sequence) -> None:
+        """Schedule ``sequence`` no more, but let it keep its blocks until ``remove``."""
+        self.queues.discard(sequence)
+
+    def schedule(self) -> Schedule:
+        """The next step; without chunks if nothing can run now."""
+        step = Schedule(budget=self.limits.max_num_batched_tokens)
+        self._decode_rows(step)
+        self._prefill_chunks(step)
+        self._admit(step)
+        return step
+
+    def collected(self, chunk: ScheduledChunk) -> None:
+        """The step of ``chunk`` has ended: its KV is in the blocks."""
+        sequence = chunk.sequence
+        sequence.in_flight -= 1
+        if chunk.copy is not None:
+            self.pool.release(chunk.copy[:1])
+        if not sequence.dead:
+            sequence.computed = chunk.stop
+            self._publish(sequence)
+        elif not sequence.in_flight:
+            self.queues.dying.remove(sequence)
+            self._strip(sequence)
+
+    def fork(self, trunk: Sequence, choices: Items[tuple[int, int]]) -> list[Sequence]:
+        """Part the running ``trunk`` into one sequence a (choice, first token).
+
+        The first choice keeps the trunk. The others share its whole blocks and get a copy of the
+        last, partial one; where there is no block for it they are computed again later.
+        """
+        branches = [self._branch(trunk, choice, token) for choice, token in choices[1:]]
+        choice, token = choices[0]
+        trunk.choices = (choice,)
+        trunk.order = (*trunk.order[:2], choice)
+        trunk.tokens.append(token)
+        return [trunk, *branches]
+
+    def _branch(self, trunk: Sequence, choice: int, token: int) -> Sequence:
+        size = self.limits.block_size
+        whole = trunk.computed // size
+        branch = Sequence(
+            number=self.next_number(),
+            request_id=trunk.request_id,
+            order=(*trunk.order[:2], choice),
+            tokens=[*trunk.tokens, token],
+            choices=(choice,),
+            chain=trunk.chain.branch(whole),
+            max_tokens=trunk.max_tokens,
+        )
+        partial = trunk.blocks[whole:]
+        target = self.pool.allocate(len(partial))
+        if target is None:
+            branch.preemptions += 1
+            self.queues.wait(branch)
+            return branch
+        # Both ends stay owned until the step that copies was collected, whatever happens to
+        # the trunk in between.
+        self.pool.retain(trunk.blocks)
+        branch.blocks = trunk.blocks[:whole] + target
+        branch.copy = (partial[0], target[0]) if partial else None
+        branch.scheduled = branch.computed = trunk.computed
+        branch.published, branch.parent = trunk.published, trunk.parent
+        self.queues.run(branch)
+        return branch
+
+    def _decode_rows(self, step: Schedule) -> None:
+        running = self.queues.running
+        decoding = sum(sequence.remaining <= 1 for sequence in running)
+        rows = rows_per_step(decoding, self.limits.micro_batches)
+        for sequence in [sequence for sequence in running if sequence.remaining == 1]:
+            if len(step.chunks) == rows or not step.budget:
+                break
+            # An older row may have preempted this one.
+            if sequence.blocks and self._grow(sequence, step):
+                step.take(sequence)
+
+    def _grow(self, sequence: Sequence, step: Schedule) -> bool:
+        """Make sure the next position has a block; preempt younger ones for it."""
+        while sequence.scheduled >= len(sequence.blocks) * self.limits.block_size:
+            if (blocks := self.pool.allocate(1)) is not None:
+                sequence.blocks += blocks
+            elif (victim := self._victim(sequence)) is not None:
+                self._preempt(victim)
+                step.preempted.append(victim)
+            else:
+                return False
+        return True
+
+    def _victim(self, sequence: Sequence) -> Sequence | None:
+        """The youngest that runs, is younger than ``sequence``, and can let go of its blocks."""
+        for other in reversed(self.queues.running):
+            if other is sequence:
+                return None
+            if not other.in_flight and not other.pinned:
+                return other
+        return None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.queues.discard(sequence)
+        self._strip(sequence)
+        sequence.preemptions += 1
+        sequence.scheduled = sequence.computed = sequence.published = 0
+        sequence.parent = sequence.chain.root
+        self.queues.wait(sequence)
+
+    def _prefill_chunks(self, step: Schedule) -> None:
+        for sequence in self.queues.running:
+            if not step.budget:
+                return
+            if sequence.remaining > 1:
+                step.take(sequence)
+
+    def _admit(self, step: Schedule) -> None:
+        waiting = self.queues.waiting
+        while waiting and step.budget:
+            sequence = waiting[0]
+            if not self._has_seats(sequence) or not self._place(sequence):
+                return
+            waiting.pop(0)
+            self.queues.run(sequence)
+            step.take(sequence)
+
+    def _has_seats(self, sequence: Sequence, spare: int = 0) -> bool:
+        taken = self.queues.seats() + spare
+        return taken + sequence.seats <= self.limits.max_num_seqs
+
+    def _place(self, sequence: Sequence, spare: int = 0) -> bool:
+        """Take blocks for all known tokens, cached ones first, leaving ``spare`` others.
+
+        The last token is always computed, since its logits are needed.
+        """
+        size, tokens = self.limits.block_size, sequence.tokens
+        keys = sequence.chain.upto(tokens, len(tokens) - 1)
+        hits = self.pool.find(sequence.chain.root, keys)
+        fresh = blocks_for(len(tokens), size) - len(hits)
+        needed = self.pool.count_cached(hits) + fresh + self._allowance(sequence)
+        if self.pool.available < needed + spare:
+            return False
+        self.pool.retain(hits)
+        sequence.blocks = hits + self._allocated(fresh)
+        sequence.scheduled = sequence.computed = sequence.cached = len(hits) * size
+        sequence.published = len(hits)
+        sequence.parent = self.pool.serial(hits[-1]) if hits else sequence.chain.root
+        return True
+
+    def _allocated(self, count: int) -> list[int]:
+        blocks = self.pool.allocate(count)
+        if blocks is None:
+            raise InvariantBroken(f"{count} blocks were counted as available but are not")
+        return blocks
+
+    def _allowance(self, sequence: Sequence) -> int:
+        """Blocks to leave for growth when ``sequence`` is admitted beside what runs."""
+        own = max(0, sequence.growth_left() - self._demand(sequence))
+        others = (*self.queues.running, *self.queues.reserved)
+        growth = [own, *(other.growth_left() for other in others)]
+        return sum(growth_allowance(sequence.preemptions, left) for left in growth)
+
+    def _demand(self, sequence: Sequence) -> int:
+        """Blocks for the known tokens of a waiting sequence, as if nothing were cached."""
+        return blocks_for(len(sequence.tokens), self.limits.block_size)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Let later requests find the whole blocks that are computed."""
+        whole = sequence.computed // self.limits.block_size
+        if sequence.published == whole or sequence.parent is None:
+            return
+        keys = sequence.chain.upto(sequence.tokens, whole * self.limits.block_size)
+        while sequence.published < whole and sequence.parent is not None:
+            index = sequence.published
+            sequence.parent = self.pool.publish(
+                sequence.blocks[index], keys[index], sequence.parent
+            )
+            sequence.published += 1
+
+    def _strip(self, sequence: Sequence) -> None:
+        """Let go of everything that ``sequence`` owns."""
+        if sequence.copy is not None:
+            self.pool.release(sequence.copy[:1])
+            sequence.copy = None
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
