@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ekiden.cli.deployment import Deployment
-from ekiden.cli.supervisor import Child, ChildDied, NotReady
 from ekiden.core import env
+from ekiden.service.supervisor import Child, ChildDied, NotReady
 
 _QUESTION = "What is a relay race?"
 _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from ekiden.cli.supervisor import ChildSpec
 from ekiden.core.errors import SetupError
+from ekiden.service.supervisor import ChildSpec
 
 _KILL_MARGIN_S = 5.0
 """A service may use its whole drain grace, and then needs a moment to close."""

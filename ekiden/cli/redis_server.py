@@ -8,8 +8,8 @@ import shutil
 import socket
 from pathlib import Path
 
-from ekiden.cli.supervisor import ChildSpec
 from ekiden.core.errors import SetupError
+from ekiden.service.supervisor import ChildSpec
 
 GRACE_S = 5.0
 _PING_TIMEOUT_S = 2.0

@@ -37,9 +37,9 @@ from ekiden.cli.options import (
     seconds,
 )
 from ekiden.cli.serve import name_of
-from ekiden.cli.supervisor import Child, ChildDied, NotReady, Supervisor
 from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
 from ekiden.core.errors import SetupError
+from ekiden.service.supervisor import Child, ChildDied, NotReady, Supervisor
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size")

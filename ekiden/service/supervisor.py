@@ -82,7 +82,7 @@ class Child:
 
 
 class Supervisor:
-    """The children of one ``ekiden up``. Used from one event loop."""
+    """The children of one run. Used from one event loop."""
 
     def __init__(self, run_dir: Path, *, clock: Clock | None = None) -> None:
         self.run_dir = run_dir
