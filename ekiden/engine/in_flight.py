@@ -125,9 +125,11 @@ class Startup:
             self._changed.notify_all()
 
     def wait(
-        self, timeout_s: float, progress: Callable[[int, int], None] | None
+        self, timeout_s: float, progress: Callable[[str, int, int], None] | None
     ) -> tuple[bytes, ...]:
         """The ranks' endpoints once all are ready.
+
+        ``progress(what, done, total)`` hears of bytes of weights, all ranks together.
 
         Raises:
             EkidenError: the first cause for which one never will be.
@@ -143,7 +145,7 @@ class Startup:
             if failure is not None:
                 raise failure
             if progress is not None and loaded != told:
-                progress(*loaded)
+                progress("loading weights", *loaded)
             told = loaded
             if len(endpoints) == len(self._endpoints):
                 return endpoints

@@ -90,17 +90,17 @@ def test_a_step_that_every_rank_finished_outlives_the_failure_after_it() -> None
 
 def test_start_gives_the_endpoints_in_order_and_tells_of_progress() -> None:
     startup = Startup(2, MonotonicClock())
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
 
-    def progress(done: int, total: int) -> None:
-        told.append((done, total))
+    def progress(what: str, done: int, total: int) -> None:
+        told.append((what, done, total))
         startup.ready(1, b"b")
         startup.ready(0, b"a")
 
     startup.loading(0, 5, 10)
     startup.loading(1, 7, 20)
     assert startup.wait(5.0, progress) == (b"a", b"b")
-    assert told == [(12, 30)]
+    assert told == [("loading weights", 12, 30)]
 
 
 def test_a_start_that_fails_raises_the_very_error() -> None:

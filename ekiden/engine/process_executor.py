@@ -1,0 +1,226 @@
+"""A replica whose ranks are processes of this machine, spawned and never forked.
+
+Plans are broadcast to all ranks, which run them in order; the stage links between them do the
+rest. A step is over when every rank has said so, and the sampling rank's answer holds the tokens.
+The first cause of a failure ends the replica: every later call raises it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+
+from ekiden.cache.layout import KvLayout
+from ekiden.core.clock import Clock, MonotonicClock
+from ekiden.core.config import EngineConfig
+from ekiden.core.errors import EkidenError, InvariantBroken, ReplicaFailed, SetupError
+from ekiden.engine.capacity import resolve_num_blocks, resolve_threads
+from ekiden.engine.executor import PortListener
+from ekiden.engine.in_flight import InFlight, PortMail, Startup
+from ekiden.engine.plan import StepPlan, StepResult
+from ekiden.engine.rank_link import RankLink, RankLoop
+from ekiden.engine.wire import (
+    Beat,
+    Broken,
+    Close,
+    Done,
+    Down,
+    FromPort,
+    Loading,
+    Ready,
+    Setup,
+    Step,
+    ToPort,
+    Up,
+)
+from ekiden.models.config import ModelConfig
+from ekiden.models.layout import kv_layout
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 600.0
+SILENT_S = 6.0
+"""A rank beats every half second; one that is silent for this long is stopped or starved."""
+CLOSE_S = 5.0
+"""Seconds that ranks have to end when asked, before they are killed."""
+BROKEN_CLOSE_S = 0.5
+"""The same for the ranks of a replica that has failed: they wait for each other, most likely."""
+KILL_S = 10.0
+
+
+class ProcessExecutor:
+    """Implements ``ekiden.engine.executor.Executor`` over one process for each rank."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        *,
+        port: str | None = None,
+        port_options: bytes = b"",
+        epoch: int = 0,
+        progress: Callable[[str, int, int], None] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start the ranks and wait until every one is ready.
+
+        ``port`` names a PortFactory as ``module:attribute``. ``progress(what, done, total)``
+        hears of bytes of weights read, all ranks together, on the calling thread.
+
+        Raises:
+            SetupError: the configuration cannot work, or a rank met a SetupError: the same
+                sentence.
+            ReplicaFailed: a rank died or broke while it started.
+            DeadlineExceeded: not ready within ``start_timeout_s``.
+        """
+        self._clock = clock or MonotonicClock()
+        self._layout = kv_layout(model, config.check())
+        self._num_blocks = resolve_num_blocks(model, config, self._layout)
+        ranks = len(self._layout.ranks)
+        self._in_flight = InFlight(ranks, limit=self._layout.pp)
+        self._startup = Startup(ranks, self._clock)
+        self._mail = PortMail()
+        self._has_port = port is not None
+        self._closed = False
+        self._closing = Lock()
+        self._links = [RankLink(rank, self._clock) for rank in range(ranks)]
+        self._loop = RankLoop(
+            self._links,
+            on_message=self._on_message,
+            on_end=self._on_end,
+            on_crash=self._on_crash,
+            clock=self._clock,
+        )
+        self._loop.start()
+        try:
+            for link in self._links:
+                link.send(
+                    Setup(
+                        rank=link.rank,
+                        parent=os.getpid(),
+                        config=config,
+                        model=model,
+                        layout=self._layout,
+                        num_blocks=self._num_blocks,
+                        mesh=b"",
+                        port=port or "",
+                        port_options=port_options,
+                        epoch=epoch,
+                        threads=resolve_threads(config, ranks),
+                    )
+                )
+            endpoints = self._startup.wait(start_timeout_s, progress)
+        except BaseException:
+            self.close()
+            raise
+        self._endpoints = endpoints if self._has_port else ()
+
+    @property
+    def layout(self) -> KvLayout:
+        return self._layout
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._layout.pp
+
+    @property
+    def endpoints(self) -> tuple[bytes, ...]:
+        return self._endpoints
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Process ids of the ranks, in order; for logs and for tests that kill them."""
+        return tuple(link.process.pid for link in self._links if link.process)
+
+    def submit(self, plan: StepPlan) -> None:
+        self._in_flight.submit(plan.step)
+        for link in self._links:
+            self._send(link, Step(plan))
+
+    def collect(self, timeout_s: float) -> StepResult:
+        return self._in_flight.collect(timeout_s)
+
+    def send_port(self, message: bytes, rank: int | None = None) -> None:
+        if not self._has_port:
+            raise InvariantBroken("send_port needs a KV port, and the ranks have none")
+        for link in self._links if rank is None else [self._links[rank]]:
+            self._send(link, ToPort(message))
+
+    def on_port_message(self, listener: PortListener) -> None:
+        self._mail.listen(listener)
+
+    def healthy(self) -> str | None:
+        if self._in_flight.failure is not None:
+            return self._in_flight.failure.message
+        for link in self._links:
+            silent_s = self._loop.looked_at - (link.heard_at or self._loop.looked_at)
+            if silent_s > SILENT_S:
+                return (
+                    f"rank {link.rank} (process {self.processes[link.rank]}) has not moved for "
+                    f"{silent_s:.0f} s: it is stopped, or starved of processor time"
+                )
+        return None
+
+    def close(self) -> None:
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            grace = CLOSE_S if self._in_flight.failure is None else BROKEN_CLOSE_S
+            self._in_flight.fail(ReplicaFailed("the replica has been closed"))
+            self._loop.spawned.wait(KILL_S)
+            self._ask_to_end(grace)
+            for link in self._links:
+                link.kill(KILL_S)
+            self._loop.stop(KILL_S)
+
+    def _ask_to_end(self, grace_s: float) -> None:
+        deadline = self._clock.now() + grace_s
+        for link in self._links:
+            with suppress(ReplicaFailed):
+                self._send(link, Close())
+        for link in self._links:
+            link.ended.wait(max(0.0, deadline - self._clock.now()))
+
+    def _send(self, link: RankLink, message: Down) -> None:
+        if link.send(message):
+            self._loop.wake()
+
+    # From here on: called on the loop's thread.
+
+    def _on_message(self, rank: int, message: Up) -> None:
+        match message:
+            case Done(result):
+                self._in_flight.done(rank, result)
+            case FromPort(data):
+                self._mail.deliver(rank, data)
+            case Loading(done, total):
+                self._startup.loading(rank, done, total)
+            case Ready(endpoint):
+                self._startup.ready(rank, endpoint)
+            case Broken(text, setup, detail):
+                if detail:
+                    log.error("rank %d: %s", rank, detail)
+                self._fail(SetupError(text) if setup else ReplicaFailed(f"rank {rank}: {text}"))
+            case Beat():
+                pass  # That it came is noted on the link.
+
+    def _on_end(self, rank: int, how: str) -> None:
+        if not self._closed:
+            self._fail(ReplicaFailed(f"rank {rank} {how}"))
+
+    def _on_crash(self, error: Exception) -> None:
+        log.error("the thread that watches the ranks failed", exc_info=error)
+        self._fail(ReplicaFailed(f"the ranks cannot be reached: {type(error).__name__}: {error}"))
+
+    def _fail(self, error: EkidenError) -> None:
+        self._startup.fail(error)
+        self._in_flight.fail(error)
