@@ -86,7 +86,7 @@ class Attention:
         self, hidden_TC: Tensor, rotation: Rotation, batch: ForwardBatch, cache: Tensor
     ) -> Tensor:
         """[T, C] to [T, C]; writes this step's keys and values into ``cache``."""
-        sizes = (self.share.num_q, self.share.num_kv, self.share.num_kv)
+        sizes = [self.share.num_q, self.share.num_kv, self.share.num_kv]
         qkv = self.qkv(hidden_TC).view(len(hidden_TC), -1, self.head_dim)
         q_TND, k_TKD, v_TKD = torch.split(qkv, sizes, dim=1)
         if self.q_norm is not None and self.k_norm is not None:

@@ -98,7 +98,7 @@ class LlamaModel:
         if self.embedding is not None:
             return self.embedding(batch.tokens_T)
         shape = (len(batch.tokens_T), self.model.hidden_size)
-        return self.mesh.pp.recv(shape, self.dtype)
+        return self.mesh.pp.recv(shape, self.dtype, batch.tokens_T.device)
 
 
 def load_stage(

@@ -139,12 +139,10 @@ class Solo(Communicator):
 
 
 def ordered_sum(parts: Sequence[Tensor]) -> Tensor:
-    """The sum in order of the list, in float32, as the parts' dtype.
+    """The sum in order of the list, taken in float32, as the parts' dtype; a new tensor.
 
-    In place and in a fixed order, so equal parts give equal bits on every rank.
+    The order is fixed, so equal parts give equal bits on every rank.
     """
-    if len(parts) == 2 and parts[0].dtype == torch.float32:
-        return parts[0] + parts[1]
     total = parts[0].to(torch.float32, copy=True)
     for part in parts[1:]:
         total += part

@@ -44,7 +44,9 @@ class Pipeline(ABC):
         with self.sent.measure(x):
             self._send(x)
 
-    def recv(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def recv(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> Tensor:
         """The next tensor from the stage before, which must be of this shape and dtype.
 
         Raises:
@@ -52,7 +54,7 @@ class Pipeline(ABC):
         """
         if self.is_first:
             raise InvariantBroken("the first pipeline stage has nobody to receive from")
-        x = torch.empty(list(shape), dtype=dtype)
+        x = torch.empty(list(shape), dtype=dtype, device=device)
         with self.received.measure(x):
             return self._recv(x)
 
