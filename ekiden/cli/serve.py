@@ -70,6 +70,11 @@ def _add_worker(roles: Any, role: str, help_text: str) -> argparse.ArgumentParse
     )
     add_redis(service)
     add_options(service, SERVICE_OPTIONS, ServiceConfig)
+    service.add_argument(
+        "--enable-kv-debug",
+        action="store_true",
+        help="let peers read KV blocks back, for `ekiden verify`; never on a shared network",
+    )
     parser.set_defaults(run=_run_worker, role=role)
     return parser
 
@@ -186,6 +191,7 @@ def service_config(args: argparse.Namespace, model_dir: Path, model_name: str) -
         replica_id=args.replica_id,
         secret=env.secret(),
         ready_file=args.ready_file,
+        enable_kv_debug=args.enable_kv_debug,
         **{option.field: getattr(args, option.field) for option in options},
     )
 
@@ -218,6 +224,7 @@ def _run_worker(args: argparse.Namespace) -> int:
 
 
 def _run_gateway(args: argparse.Namespace) -> int:
+    config = gateway_config(args, gateway_models(args.model, args.served_model_name))
     from gateway.main import run
 
-    return run(gateway_config(args, gateway_models(args.model, args.served_model_name)))
+    return run(config)

@@ -1,0 +1,153 @@
+"""What is typed reaches the configuration structs; what cannot work is refused in a sentence."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ekiden.cli.main import build_parser, main
+from ekiden.cli.options import size
+from ekiden.cli.serve import gateway_config, gateway_models, service_config
+from ekiden.core.config import EngineConfig, ServiceConfig
+
+MODEL = Path("/models/m")
+
+
+def worker(*options: str, role: str = "decode") -> ServiceConfig:
+    args = build_parser().parse_args(["serve", role, "--model", "m", *options])
+    return service_config(args, MODEL, "m")
+
+
+def test_defaults_are_those_of_the_structs():
+    config = worker()
+    plain = ServiceConfig(role="decode", engine=EngineConfig(model_dir=MODEL, model_name="m"))
+    assert msgspec.structs.asdict(config) == msgspec.structs.asdict(plain)
+
+
+def test_every_option_reaches_its_field():
+    config = worker(
+        *("-tp", "3", "-pp", "2", "--block-size", "32", "--dtype", "float32"),
+        *("--max-model-len", "100", "--num-gpu-blocks-override", "7"),
+        *("--kv-cache-memory-bytes", "2MiB", "--max-num-batched-tokens", "99"),
+        *("--max-num-seqs", "9", "--threads-per-rank", "4", "--no-enable-prefix-caching"),
+        *("--host", "0.0.0.0", "--port", "5", "--advertise", "a:5", "--replica-id", "d-1"),
+        *("--redis", "redis://h:1/0", "--transport", "tcp", "--drain-grace", "1.5"),
+        *("--ready-file", "/r", "--local-prefill-tokens", "0", "--enable-kv-debug"),
+    )
+    engine = EngineConfig(
+        model_dir=MODEL,
+        model_name="m",
+        tensor_parallel_size=3,
+        pipeline_parallel_size=2,
+        block_size=32,
+        dtype="float32",
+        max_model_len=100,
+        num_gpu_blocks_override=7,
+        kv_cache_memory_bytes=2 << 20,
+        max_num_batched_tokens=99,
+        max_num_seqs=9,
+        threads_per_rank=4,
+        enable_prefix_caching=False,
+    )
+    assert config == ServiceConfig(
+        role="decode",
+        engine=engine,
+        host="0.0.0.0",
+        port=5,
+        advertise="a:5",
+        replica_id="d-1",
+        redis_url="redis://h:1/0",
+        transport="tcp",
+        drain_grace_s=1.5,
+        ready_file="/r",
+        local_prefill_tokens=0,
+        enable_kv_debug=True,
+    )
+
+
+def test_secrets_come_from_the_environment_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EKIDEN_SECRET", "s3cret")
+    monkeypatch.setenv("EKIDEN_API_KEY", "key")
+    assert worker().secret == "s3cret"
+    args = build_parser().parse_args(["serve", "gateway", "--model", "m", "--redis", "redis://h"])
+    config = gateway_config(args, {"m": MODEL})
+    assert (config.secret, config.api_key) == ("s3cret", "key")
+
+
+def test_redis_url_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("REDIS_URL", "redis://from-env")
+    assert worker().redis_url == "redis://from-env"
+    assert worker("--redis", "redis://given").redis_url == "redis://given"
+
+
+def test_gateway_serves_several_models_by_name(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert gateway_models(paths, []) == {"a": tmp_path / "a", "b": tmp_path / "b"}
+    assert gateway_models(paths, ["x", "y"]) == {"x": tmp_path / "a", "y": tmp_path / "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1024", 1024), ("1GiB", 1 << 30), ("1.5K", 1500), ("500MB", 500_000_000), ("2gi", 2 << 30)],
+)
+def test_sizes_are_read_with_units(text: str, value: int):
+    assert size(text) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "decode", "--model", "m", "-tp", "0"], "at least 1"),
+        (["serve", "decode", "--model", "m", "--block-size", "x"], "not a whole number"),
+        (["serve", "decode", "--model", "m", "--kv-cache-memory-bytes", "1 TB"], "1GiB"),
+        (["serve", "decode", "--model", "m", "--drain-grace", "nan"], "number of seconds"),
+        (["serve", "decode", "--model", "m", "--dtype", "int8"], "bfloat16"),
+        (["serve", "decode", "--model", "m", "--block", "16"], "unrecognized"),
+        (["up", "--decode", "0"], "at least 1"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_would_be_right(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "decode", "--model", "nonesuch"], "smollm2-135m-instruct"),
+        (["serve", "decode", "--model", "{dir}", "--block-size", "24"], "multiple of the granule"),
+        (["serve", "gateway", "--model", "{dir}"], "--redis URL"),
+        (["serve", "gateway", "--model", "{dir}", "--model", "{dir}"], "one name"),
+        (["serve", "decode", "--model", "{empty}"], "no config.json"),
+        (["models", "pull", "nonesuch"], "smollm2-135m-instruct"),
+        (["models", "import-gguf", "{dir}/no.gguf", "--out", "{dir}/o"], "does not exist"),
+        (["models", "import-gguf", "x.gguf", "--out", "{dir}"], "exists already"),
+        (["audit"], "--redis URL"),
+        (["chat", "hi", "--url", "http://127.0.0.1:1"], "no gateway answers"),
+        (["chat", "hi", "--url", "nonsense"], "not an HTTP address"),
+        (["up", "{dir}", "--port", "0", "--block-size", "24"], "multiple of the granule"),
+        (["up", "{dir}", "--port", "0", "--redis", "nonsense"], "nonsense"),
+        (["up", "{dir}", "--port", "0", "--redis", "redis://127.0.0.1:1/0"], "does not answer"),
+    ],
+)
+def test_a_setup_that_cannot_work_is_one_sentence_and_exit_code_2(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.delenv("REDIS_URL", raising=False)
+    places = {"dir": tmp_path / "model", "empty": tmp_path / "empty"}
+    for folder in places.values():
+        folder.mkdir()
+    (places["dir"] / "config.json").write_text("{}")
+    assert main([text.format(**places) for text in argv]) == 2
+    err = capsys.readouterr().err.strip()
+    assert err.startswith("ekiden: ")
+    assert words in err
+    assert len(err.splitlines()) == 1
