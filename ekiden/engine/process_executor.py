@@ -12,8 +12,11 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from ekiden.cache.layout import KvLayout
+import msgspec
+
+from ekiden.cache.layout import DTYPE_BYTES, KvLayout
 from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import EkidenError, InvariantBroken, ReplicaFailed, SetupError
@@ -39,10 +42,13 @@ from ekiden.engine.wire import (
 from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout
 
+if TYPE_CHECKING:
+    from ekiden.parallel.rendezvous import MeshHost
+
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 600.0
-SILENT_S = 6.0
+SILENCE_S = 6.0
 """A rank beats every half second; one that is silent for this long is stopped or starved."""
 CLOSE_S = 5.0
 """Seconds that ranks have to end when asked, before they are killed."""
@@ -64,12 +70,14 @@ class ProcessExecutor:
         epoch: int = 0,
         progress: Callable[[str, int, int], None] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
+        silence_s: float = SILENCE_S,
         clock: Clock | None = None,
     ) -> None:
         """Start the ranks and wait until every one is ready.
 
         ``port`` names a PortFactory as ``module:attribute``. ``progress(what, done, total)``
-        hears of bytes of weights read, all ranks together, on the calling thread.
+        hears of bytes of weights read, all ranks together, on the calling thread. A rank that
+        is silent for ``silence_s`` is named by ``healthy``.
 
         Raises:
             SetupError: the configuration cannot work, or a rank met a SetupError: the same
@@ -85,8 +93,10 @@ class ProcessExecutor:
         self._startup = Startup(ranks, self._clock)
         self._mail = PortMail()
         self._has_port = port is not None
+        self._silence_s = silence_s
         self._closed = False
         self._closing = Lock()
+        self._mesh = _host_mesh(config, model, self._layout)
         self._links = [RankLink(rank, self._clock) for rank in range(ranks)]
         self._loop = RankLoop(
             self._links,
@@ -106,7 +116,7 @@ class ProcessExecutor:
                         model=model,
                         layout=self._layout,
                         num_blocks=self._num_blocks,
-                        mesh=b"",
+                        mesh=msgspec.msgpack.encode(self._mesh.spec),
                         port=port or "",
                         port_options=port_options,
                         epoch=epoch,
@@ -162,7 +172,7 @@ class ProcessExecutor:
             return self._in_flight.failure.message
         for link in self._links:
             silent_s = self._loop.looked_at - (link.heard_at or self._loop.looked_at)
-            if silent_s > SILENT_S:
+            if silent_s > self._silence_s:
                 return (
                     f"rank {link.rank} (process {self.processes[link.rank]}) has not moved for "
                     f"{silent_s:.0f} s: it is stopped, or starved of processor time"
@@ -181,6 +191,7 @@ class ProcessExecutor:
             for link in self._links:
                 link.kill(KILL_S)
             self._loop.stop(KILL_S)
+            self._mesh.close()
 
     def _ask_to_end(self, grace_s: float) -> None:
         deadline = self._clock.now() + grace_s
@@ -224,3 +235,18 @@ class ProcessExecutor:
     def _fail(self, error: EkidenError) -> None:
         self._startup.fail(error)
         self._in_flight.fail(error)
+
+
+def _host_mesh(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> MeshHost:
+    # Late, since it brings torch: a service imports this file long before it starts ranks.
+    from ekiden.parallel.rendezvous import host_mesh
+
+    # What one step hands from stage to stage, at most.
+    message = config.max_num_batched_tokens * model.hidden_size * DTYPE_BYTES[layout.dtype]
+    return host_mesh(
+        layout.tp,
+        layout.pp,
+        timeout_s=config.step_timeout_s,
+        device=config.device,
+        message_bytes=message,
+    )

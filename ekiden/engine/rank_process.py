@@ -23,6 +23,8 @@ from contextlib import ExitStack, closing
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from ekiden.core.errors import EkidenError, InvariantBroken, SetupError
 from ekiden.engine.wire import (
     Beat,
@@ -116,10 +118,10 @@ def _work(wire: RankWire, setup: Setup) -> int:
 def _open_mesh(setup: Setup) -> Mesh:
     import torch
 
-    from ekiden.parallel.mesh import Mesh
+    from ekiden.parallel.rendezvous import MeshSpec, open_mesh
 
     torch.set_num_threads(setup.threads)
-    return Mesh()
+    return open_mesh(msgspec.msgpack.decode(setup.mesh, type=MeshSpec), setup.rank)
 
 
 def _open_rank(wire: RankWire, setup: Setup, mesh: Mesh) -> Rank:

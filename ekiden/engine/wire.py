@@ -40,7 +40,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     layout: KvLayout
     num_blocks: int
     mesh: bytes
-    """The mesh's rendezvous, as the mesh encodes it."""
+    """A MeshSpec in msgpack; opaque here, since its module brings torch."""
     port: str
     """``module:attribute`` of a PortFactory, empty for no port."""
     port_options: bytes
