@@ -16,8 +16,9 @@ from ekiden.engine.engine import EngineOutput
 from ekiden.service.bridge import EngineBridge, SessionPump
 from ekiden.service.replica import Replica
 from ekiden.service.servicer import PeerTable
-from kv_transfer.limits import TransferLimits
-from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SessionEvent
+from kv_transfer.messages import TransferLimits
+from kv_transfer.session import Arrived, Drained, Failed, SessionEvent
+from kv_transfer.sessions import ReceiveSessions
 
 from .peers import PrefillPeers
 

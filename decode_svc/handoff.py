@@ -11,6 +11,7 @@ must go on from the tokens its client has seen.
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -19,11 +20,14 @@ from ekiden.core.types import Request, TokenSources, TransferStats
 from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc.convert import delta_from_pb, error_from_pb, request_to_pb
-from kv_transfer.sessions import Arrived, Failed
+from kv_transfer.session import Arrived, Failed
 
 from .core import DecodeCore
 from .peers import PrefillPeer
 from .timeline import Timeline
+
+if TYPE_CHECKING:
+    Call = grpc.aio.StreamStreamCall[pb.PrefillRequest, pb.PrefillEvent]
 
 
 class AttemptFailed(EkidenError):
@@ -82,7 +86,7 @@ class Handoff:
         if unfinished and self.session:
             self.core.fail_session(self.session, f"abandoned while {self.state}")
 
-    async def _converse(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _converse(self, call: Call) -> None:
         await call.write(pb.PrefillRequest(start=self._start()))
         self.state = "queued there"
         ready = (await self._next(call, "ready")).ready
@@ -108,15 +112,16 @@ class Handoff:
             prefill_epoch=self.peer.description.epoch,
         )
 
-    async def _next(self, call: grpc.aio.StreamStreamCall, kind: str) -> pb.PrefillEvent:
+    async def _next(self, call: Call, kind: str) -> pb.PrefillEvent:
         """The next message, which must be of ``kind``; a failed session ends the wait."""
-        reading = asyncio.ensure_future(call.read())
-        await asyncio.wait({reading, self._arrival}, return_when=asyncio.FIRST_COMPLETED)
-        if self._arrival.done() and not reading.done():
+        reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
+        waits: set[asyncio.Future[Any]] = {reading, self._arrival}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if self._arrival.done() and self._arrival.exception() and not reading.done():
             reading.cancel()
             self._arrival.result()
         event = await reading
-        if event is grpc.aio.EOF:
+        if not isinstance(event, pb.PrefillEvent):
             raise self._failed("it ended the call too early")
         got = event.WhichOneof("kind")
         if got == "failed":

@@ -100,6 +100,7 @@ class Life:
 
     async def _prefill(self) -> None:
         """Get the prompt's KV and the first tokens, one way or another."""
+        await self.core.bridge.call(lambda engine: engine.check(self.request))
         reason = await self._why_local()
         if reason is None:
             for candidate in self.candidates:

@@ -67,7 +67,7 @@ class PrefillPeers:
         try:
             peer = await self._introduce(candidate, channel)
         except EkidenError as error:
-            await channel.close()
+            await channel.close(None)
             if isinstance(error, SetupError):
                 self._remember(candidate, error)
             raise
@@ -114,5 +114,5 @@ class PrefillPeers:
     async def close(self) -> None:
         for peer in self._met.values():
             if isinstance(peer, PrefillPeer):
-                await peer.channel.close()
+                await peer.channel.close(None)
         self._met.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -81,7 +82,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 sink.flush()
                 continue
             mine.add(request.request_id)
-            task.add_done_callback(lambda _, done=request.request_id: mine.discard(done))
+            task.add_done_callback(partial(_discard, mine, request.request_id))
 
     async def Generate(
         self,
@@ -148,7 +149,6 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
             )
         if len(self._tasks) >= MAX_REQUESTS:
             raise Overloaded(f"decode replica holds {MAX_REQUESTS} requests already")
-        self.core.replica.engine.check_request(request)
 
     def _cancel(self, request_id: str) -> None:
         if task := self._tasks.get(request_id):
@@ -168,6 +168,10 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         if self._watcher is not None:
             await self._watcher.close()
         await self.core.close()
+
+
+def _discard(ids: set[str], request_id: str, _task: object) -> None:
+    ids.discard(request_id)
 
 
 def _completed(request: Request, model: str) -> Request:

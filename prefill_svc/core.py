@@ -15,8 +15,9 @@ from ekiden.service.bridge import EngineBridge, SessionPump
 from ekiden.service.replica import Replica
 from ekiden.service.servicer import PeerTable
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.limits import TransferLimits
-from kv_transfer.sessions import Drained, Failed, SealedOut, SendSessions, SessionEvent
+from kv_transfer.messages import TransferLimits
+from kv_transfer.session import Drained, Failed, SealedOut, SessionEvent
+from kv_transfer.sessions import SendSessions
 
 Happening = EngineEvent | Delta | SealedOut | Failed | BaseException
 """What a run may be told."""

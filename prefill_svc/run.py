@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +30,7 @@ from ekiden.engine.engine import PrefillDone, Ready, Started
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc.convert import delta_to_pb, request_from_pb
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.sessions import Failed, SealedOut
+from kv_transfer.session import Failed, SealedOut
 
 from .core import Happening, PrefillCore
 
@@ -54,7 +54,7 @@ class PrefillRun:
 
     async def events(
         self, requests: AsyncIterator[pb.PrefillRequest]
-    ) -> AsyncIterator[pb.PrefillEvent]:
+    ) -> AsyncGenerator[pb.PrefillEvent, None]:
         """The conversation, from Start to Sealed.
 
         Raises:

@@ -13,7 +13,8 @@ from typing import TypeVar
 from ekiden.core.clock import Clock
 from ekiden.engine.engine import Engine, EngineOutput
 from ekiden.engine.loop import EngineLoop
-from kv_transfer.sessions import ReceiveSessions, SendSessions, SessionEvent
+from kv_transfer.session import SessionEvent
+from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 T = TypeVar("T")
 

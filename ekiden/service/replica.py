@@ -27,17 +27,13 @@ from ekiden.models.config import ModelConfig
 from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from ekiden.text.factory import text_factory
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
+from kv_transfer.messages import encode
+from kv_transfer.wire import PortOptions
 
 logger = logging.getLogger(__name__)
 
 PORT = "kv_transfer.port:open_port"
 """The KV port that rank processes load; the engine only carries the name."""
-
-
-class PortOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the service tells the KV port of each rank."""
-
-    transport: str
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +149,7 @@ def _spawn(
         engine,
         model,
         port=PORT,
-        port_options=msgspec.json.encode(PortOptions(transport=config.transport)),
+        port_options=encode(PortOptions(transport=config.transport)),
         epoch=identity.epoch,
         progress=progress,
     )
