@@ -15,24 +15,24 @@ caller who does not want to wait inside it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ekiden.cache.block_pool import BlockPool
-from ekiden.cache.prefix_index import KeyChain
 from ekiden.core.clock import Clock
 from ekiden.core.config import EngineConfig
-from ekiden.core.errors import BadRequest, InvariantBroken, ReplicaFailed
-from ekiden.core.hashes import root_hash
+from ekiden.core.errors import BadRequest, InvariantBroken
 from ekiden.core.types import BlockBooks, Delta, ReplicaStats, Request
-from ekiden.engine.advance import ChoiceState, TextFactory
-from ekiden.engine.checks import check_fits, check_request
+from ekiden.engine.advance import TextFactory
+from ekiden.engine.audit import audit_blocks
 from ekiden.engine.executor import Executor
-from ekiden.engine.job import Job, Role
-from ekiden.engine.meters import Meters
+from ekiden.engine.intake import Intake
+from ekiden.engine.job import Job, Role, check_hand_off
+from ekiden.engine.meters import Meters, replica_stats
 from ekiden.engine.outputs import (
+    EngineEvent,
     EngineOutput,
     PrefillDone,
     Ready,
@@ -41,12 +41,14 @@ from ekiden.engine.outputs import (
     Started,
 )
 from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
+from ekiden.engine.scheduling.policy import blocks_for
 from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Gate
 from ekiden.engine.scheduling.sequence import Sequence as Tokens
 
 __all__ = [
     "Engine",
+    "EngineEvent",
     "EngineOutput",
     "PrefillDone",
     "Ready",
@@ -81,12 +83,17 @@ class Engine:
     ) -> None:
         self.config = config
         self.executor = executor
-        self.max_model_len = max_model_len
-        self._eos = frozenset(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._vocab_size = vocab_size
-        self._fingerprint = model_fingerprint
-        self._text_factory = text_factory
         self._clock = clock
+        self._intake = Intake(
+            config,
+            num_blocks=executor.num_blocks,
+            eos_token_ids=frozenset(id for id in eos_token_ids if 0 <= id < vocab_size),
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            model_fingerprint=model_fingerprint,
+            text_factory=text_factory,
+        )
         self.pool = BlockPool(executor.num_blocks, caching=config.enable_prefix_caching)
         limits = Limits(
             block_size=config.block_size,
@@ -100,10 +107,8 @@ class Engine:
         self._in_flight: deque[_Step] = deque()
         self._output = EngineOutput()
         self._meters = Meters()
-        self._arrivals = 0
         self._reservations = 0
         self._steps = 0
-        self._collected_at = 0.0
 
     # Requests
 
@@ -130,7 +135,7 @@ class Engine:
         """
         job = self._new_job(request, Role.PREFILL)
         self._jobs[request.request_id] = job
-        self._scheduler.add(self._trunk(job, gate=Gate.CLOSED))
+        self._scheduler.add(self._intake.trunk(job, Gate.CLOSED))
 
     def open_session(self, request_id: str, session: int) -> None:
         """Decode has room: the hand-off may run, and its chunks carry ``session`` (not 0).
@@ -149,7 +154,7 @@ class Engine:
 
     def cached_prefix(self, request: Request) -> int:
         """Tokens of the prompt whose KV is here: what neither prefill nor transfer need do."""
-        chain = self._chain(request)
+        chain = self._intake.chain(request)
         keys = chain.upto(request.prompt, len(request.prompt) - 1)
         return len(self.pool.find(chain.root, keys)) * self.config.block_size
 
@@ -163,10 +168,8 @@ class Engine:
         Raises:
             BadRequest: a field is wrong, the request can never fit, or its id is in use.
         """
-        if (old := self._find(request.request_id, Role.RESERVED)) and not old.handed:
-            self._drop(old)
         job = self._new_job(request, Role.RESERVED)
-        trunk = self._trunk(job)
+        trunk = self._intake.trunk(job)
         if not self._scheduler.reserve(trunk):
             return None
         self._jobs[request.request_id] = job
@@ -178,6 +181,16 @@ class Engine:
         return Reservation(
             key=self._reservations, blocks=tuple(trunk.blocks), held_tokens=trunk.cached
         )
+
+    def unreserve(self, request_id: str) -> None:
+        """Give up a reservation on the request's part; its writer keeps the blocks it may write.
+
+        No effect once the hand-off tokens came: ``recompute`` or ``cancel`` then. ``add`` and
+        ``reserve`` do this by themselves.
+        """
+        job = self._find(request_id, Role.RESERVED)
+        if job is not None and not job.handed:
+            self._drop(job)
 
     def hand_off(self, request_id: str, deltas: Sequence[Delta]) -> None:
         """The first token of every choice, from the prefill replica. Their deltas come out here.
@@ -191,7 +204,7 @@ class Engine:
         job = self._find(request_id, Role.RESERVED)
         if job is None:
             return
-        self._check_hand_off(job, deltas)
+        check_hand_off(job, deltas, self._vocab_size)
         for delta in sorted(deltas, key=lambda delta: delta.choice):
             logprobs = delta.logprobs[0] if delta.logprobs else None
             self._tell(job, job.take(delta.choice, delta.tokens[0], logprobs))
@@ -295,7 +308,7 @@ class Engine:
         if not self._in_flight or self._in_flight[0].number != result.step:
             raise InvariantBroken(f"the executor answered step {result.step} out of turn")
         step = self._in_flight.popleft()
-        self._measure(step)
+        self._meters.step_ended(step.chunks, step.at, self._clock.now())
         sampled = {(sample.sequence, sample.choice): sample for sample in result.sampled}
         for chunk in step.chunks:
             last = chunk.is_last
@@ -329,23 +342,7 @@ class Engine:
 
     def stats(self) -> ReplicaStats:
         """The load of this moment. May be read from any thread; then a few numbers behind."""
-        queues, meters, pool = self._scheduler.queues, self._meters, self.pool
-        waiting = [*queues.closed, *queues.announced, *queues.waiting]
-        running = list(queues.running)
-        uncomputed = sum(len(sequence.tokens) for sequence in waiting)
-        uncomputed += sum(s.remaining for s in running if s.remaining > 1)
-        return ReplicaStats(
-            running=len(running),
-            waiting=len(waiting),
-            waiting_tokens=uncomputed,
-            kv_blocks_total=pool.total,
-            kv_blocks_held=pool.held,
-            kv_blocks_cached=pool.cached,
-            prefill_tokens_per_s=meters.prefill_tokens_per_s.value,
-            step_s=meters.step_s.value,
-            ttft_s=meters.ttft_s.value,
-            tpot_s=meters.tpot_s.value,
-        )
+        return replica_stats(self._scheduler.queues, self.pool, self._meters)
 
     def audit(self) -> None:
         """Compare the pool's owners with everybody who should own something.
@@ -353,21 +350,10 @@ class Engine:
         Raises:
             InvariantBroken: the books do not balance, or a block has an owner too many or few.
         """
-        self.pool.check()
-        expected: Counter[int] = Counter()
-        parked = [s for job in self._jobs.values() for s in job.sequences]
-        listed = {id(s): s for s in (*self._scheduler.queues.all(), *parked)}
-        for sequence in listed.values():
-            expected.update(sequence.blocks)
-            expected.update(sequence.copy[:1] if sequence.copy else ())
-        for step in self._in_flight:
-            for chunk in step.chunks:
-                expected.update(chunk.copy[:1] if chunk.copy else ())
-        for blocks in self._writers.values():
-            expected.update(blocks)
-        if expected != self.pool.owners:
-            wrong = sorted(set(expected.items()) ^ set(self.pool.owners.items()))
-            raise InvariantBroken(f"owners of blocks do not add up: (block, owners) {wrong[:8]}")
+        parked = [sequence for job in self._jobs.values() for sequence in job.sequences]
+        chunks = [chunk for step in self._in_flight for chunk in step.chunks]
+        sequences = (*self._scheduler.queues.all(), *parked)
+        audit_blocks(self.pool, sequences, chunks, self._writers.values())
 
     # Inside
 
@@ -375,70 +361,21 @@ class Engine:
         job = self._jobs.get(request_id)
         return job if job is not None and job.role is role else None
 
-    def _chain(self, request: Request) -> KeyChain:
-        root = root_hash(self._fingerprint, salt=request.salt)
-        return KeyChain(root, self.config.block_size, self.config.granule)
-
     def _new_job(self, request: Request, role: Role) -> Job:
-        sampling = request.sampling
-        # Prefill only needs room for the prompt, and for one token more than the hand-off token
-        # if there will be one: then the same thing ends a choice here as on the other replica.
-        answer = min(sampling.max_tokens, 2) if role is Role.PREFILL else sampling.max_tokens
-        check_request(
-            request,
-            vocab_size=self._vocab_size,
-            max_num_seqs=self.config.max_num_seqs,
-            max_model_len=self.max_model_len,
-            answer=answer,
-        )
-        check_fits(
-            request,
-            0 if role is Role.PREFILL else answer,
-            blocks=self.pool.total,
-            block_size=self.config.block_size,
-        )
+        """A checked request under an id of its own."""
+        job = self._intake.job(request, role, self._clock.now())
+        self.unreserve(request.request_id)
         if request.request_id in self._jobs:
             raise BadRequest(
                 f"request id {request.request_id} is in use: every request needs its own",
                 field="request_id",
             )
-        self._arrivals += 1
-        states = [self._new_choice(request) for _ in range(sampling.n)]
-        return Job(request, role, self._arrivals, states, self._clock.now())
-
-    def _new_choice(self, request: Request) -> ChoiceState:
-        return ChoiceState(
-            request.sampling,
-            eos_token_ids=self._eos,
-            max_output=min(request.sampling.max_tokens, self.max_model_len - len(request.prompt)),
-            text_factory=self._text_factory,
-        )
-
-    def _trunk(self, job: Job, *, gate: Gate = Gate.NONE) -> Tokens:
-        """The sequence that stands for all choices while the prompt has no KV."""
-        return self._sequence(job, (), list(range(len(job.states))), gate)
-
-    def _sequence(
-        self, job: Job, output: tuple[int, ...], choices: list[int], gate: Gate = Gate.NONE
-    ) -> Tokens:
-        request = job.request
-        sequence = Tokens(
-            number=self._scheduler.next_number(),
-            request_id=request.request_id,
-            order=(request.priority, job.arrival, choices[0]),
-            tokens=request.prompt + output,
-            choices=choices,
-            chain=self._chain(request),
-            max_tokens=len(request.prompt) + request.sampling.max_tokens,
-            gate=gate,
-        )
-        job.sequences.append(sequence)
-        return sequence
+        return job
 
     def _start(self, job: Job) -> None:
         """Let all unfinished choices wait for their turn, without blocks."""
         for output, choices in job.groups().items():
-            self._scheduler.add(self._sequence(job, output, choices))
+            self._scheduler.add(self._intake.sequence(job, output, choices))
         if job.done:
             self._finish(job)
 
@@ -455,7 +392,9 @@ class Engine:
         job.sequences.remove(trunk)
         if alive:
             first_tokens = [(choice, job.states[choice].output[-1]) for choice in alive]
-            job.sequences += self._scheduler.fork(trunk, first_tokens)
+            branches = self._scheduler.fork(trunk, first_tokens)
+            job.preemptions += sum(not branch.blocks for branch in branches)
+            job.sequences += branches
         else:
             self._scheduler.remove(trunk)
 
@@ -470,7 +409,7 @@ class Engine:
         job = self._jobs[sequence.request_id]
         if not job.started:
             self._note_start(job, sequence)
-        used = -(-chunk.stop // self.config.block_size)
+        used = blocks_for(chunk.stop, self.config.block_size)
         return Chunk(
             sequence=sequence.number,
             tokens=tuple(sequence.tokens[chunk.start : chunk.stop]),
@@ -540,28 +479,3 @@ class Engine:
         for sequence in job.sequences:
             self._scheduler.remove(sequence)
         job.sequences.clear()
-
-    def _check_hand_off(self, job: Job, deltas: Sequence[Delta]) -> None:
-        choices = sorted(delta.choice for delta in deltas)
-        if job.handed or choices != list(range(len(job.states))):
-            raise ReplicaFailed(
-                f"prefill sent hand-off tokens for choices {choices}, "
-                f"expected one for each of {len(job.states)}, once"
-            )
-        wants = job.request.sampling.logprobs is not None
-        for delta in deltas:
-            usable = len(delta.tokens) == 1 and 0 <= delta.tokens[0] < self._vocab_size
-            if not usable or (wants and len(delta.logprobs) != 1):
-                raise ReplicaFailed(
-                    f"prefill sent the hand-off {delta}, expected one token below "
-                    f"{self._vocab_size}" + (" with its logprobs" if wants else "")
-                )
-
-    def _measure(self, step: _Step) -> None:
-        """With several steps in flight, a step takes the time since the one before it ended."""
-        now = self._clock.now()
-        begun = max(step.at, self._collected_at)
-        self._collected_at = now
-        sizes = [chunk.stop - chunk.start for chunk in step.chunks]
-        rows = sum(size == 1 for size in sizes)
-        self._meters.step(prefill_tokens=sum(sizes) - rows, rows=rows, seconds=now - begun)

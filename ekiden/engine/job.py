@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from enum import Enum, auto
 
-from ekiden.core.errors import BadRequest
+from ekiden.core.errors import BadRequest, ReplicaFailed
 from ekiden.core.ids import choice_seed
 from ekiden.core.types import Delta, Request, TokenLogprobs
 from ekiden.engine.advance import ChoiceState, advance
@@ -134,3 +135,21 @@ class Job:
             output=tuple(state.output) if penalised else (),
             logprobs=sampling.logprobs,
         )
+
+
+def check_hand_off(job: Job, deltas: Items[Delta], vocab_size: int) -> None:
+    """Raise ReplicaFailed unless ``deltas`` are exactly one usable token for every choice."""
+    choices = sorted(delta.choice for delta in deltas)
+    if job.handed or choices != list(range(len(job.states))):
+        raise ReplicaFailed(
+            f"prefill sent hand-off tokens for choices {choices}, "
+            f"expected one for each of {len(job.states)}, once"
+        )
+    wants = job.request.sampling.logprobs is not None
+    for delta in deltas:
+        usable = len(delta.tokens) == 1 and 0 <= delta.tokens[0] < vocab_size
+        if not usable or (wants and len(delta.logprobs) != 1):
+            raise ReplicaFailed(
+                f"prefill sent the hand-off {delta}, expected one token below {vocab_size}"
+                + (" with its logprobs" if wants else "")
+            )

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
+from ekiden.cache.block_pool import BlockPool
+from ekiden.core.types import ReplicaStats
+from ekiden.engine.scheduling.queues import Queues
+from ekiden.engine.scheduling.scheduler import ScheduledChunk
+
 WEIGHT = 0.2
 """Share of the newest sample in an average."""
 
@@ -26,11 +33,40 @@ class Meters:
         self.step_s = Average()
         self.ttft_s = Average()
         self.tpot_s = Average()
+        self._ended_at = 0.0
 
-    def step(self, *, prefill_tokens: int, rows: int, seconds: float) -> None:
-        """One step took ``seconds``; it computed ``prefill_tokens`` and ``rows`` decode rows."""
-        if rows and not prefill_tokens:
+    def step_ended(self, chunks: Items[ScheduledChunk], submitted_at: float, now: float) -> None:
+        """A step of ``chunks`` ended ``now``.
+
+        With several steps in flight it took the time since the one before it ended.
+        """
+        seconds = now - max(submitted_at, self._ended_at)
+        self._ended_at = now
+        sizes = [chunk.stop - chunk.start for chunk in chunks]
+        rows = sum(size == 1 for size in sizes)
+        tokens = sum(sizes) - rows
+        if not tokens:
             self.step_s.add(seconds)
-        # A short tail of a prompt in a step full of rows says little about prefill's speed.
-        if prefill_tokens > rows and seconds > 0:
-            self.prefill_tokens_per_s.add(prefill_tokens / seconds)
+        # A prompt's short tail in a step full of rows says little about the speed of prefill.
+        elif tokens > rows and seconds > 0:
+            self.prefill_tokens_per_s.add(tokens / seconds)
+
+
+def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaStats:
+    """The load of this moment, read without a lock."""
+    waiting = [*queues.closed, *queues.announced, *queues.waiting]
+    running = list(queues.running)
+    uncomputed = sum(len(sequence.tokens) for sequence in waiting)
+    uncomputed += sum(sequence.remaining for sequence in running if sequence.remaining > 1)
+    return ReplicaStats(
+        running=len(running),
+        waiting=len(waiting),
+        waiting_tokens=uncomputed,
+        kv_blocks_total=pool.total,
+        kv_blocks_held=pool.held,
+        kv_blocks_cached=pool.cached,
+        prefill_tokens_per_s=meters.prefill_tokens_per_s.value,
+        step_s=meters.step_s.value,
+        ttft_s=meters.ttft_s.value,
+        tpot_s=meters.tpot_s.value,
+    )

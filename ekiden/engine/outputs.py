@@ -28,7 +28,7 @@ class PrefillDone(msgspec.Struct, frozen=True, tag=True):
     computed_tokens: int
 
 
-Event = Ready | Started | PrefillDone
+EngineEvent = Ready | Started | PrefillDone
 
 
 class RequestFinished(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +42,14 @@ class RequestFinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOutput(msgspec.Struct, kw_only=True):
-    """Everything that came out since the last time; events before the deltas they belong to."""
+    """Everything that came out since the last time.
+
+    ``Ready`` and ``Started`` come before a request's deltas, ``PrefillDone`` and its
+    ``RequestFinished`` after them.
+    """
 
     deltas: list[Delta] = []
-    events: list[Event] = []
+    events: list[EngineEvent] = []
     finished: list[RequestFinished] = []
 
     def __bool__(self) -> bool:

@@ -81,11 +81,6 @@ class Scheduler:
         self.pool = pool
         self.limits = limits
         self.queues = Queues()
-        self._numbers = 0
-
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence without blocks wait for its turn."""
@@ -188,7 +183,6 @@ class Scheduler:
         size = self.limits.block_size
         whole = trunk.computed // size
         branch = Sequence(
-            number=self.next_number(),
             request_id=trunk.request_id,
             order=(*trunk.order[:2], choice),
             tokens=[*trunk.tokens, token],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Tokens
 from enum import Enum, auto
 
 from ekiden.cache.prefix_index import KeyChain, Parent
 from ekiden.engine.scheduling.policy import blocks_for
+
+_numbers = itertools.count(1)
 
 Order = tuple[int, int, int]
 """(priority, arrival, choice): smaller goes first and is preempted last."""
@@ -36,7 +39,6 @@ class Sequence:
     def __init__(
         self,
         *,
-        number: int,
         request_id: str,
         order: Order,
         tokens: Tokens[int],
@@ -46,7 +48,8 @@ class Sequence:
         gate: Gate = Gate.NONE,
     ) -> None:
         """``max_tokens`` is the length, prompt included, that the sequence never passes."""
-        self.number = number
+        self.number = next(_numbers)
+        """Its name in plans; no two sequences of a process share one."""
         self.request_id = request_id
         self.order = order
         self.tokens = list(tokens)
