@@ -31,3 +31,13 @@ def redis_url() -> str:
 
 def log_level() -> str:
     return os.environ.get("EKIDEN_LOG", "INFO").upper()
+
+
+def ucx_settings() -> frozenset[str]:
+    """Names of the UCX options (without ``UCX_``) that the operator has set."""
+    return frozenset(name[4:] for name in os.environ if name.startswith("UCX_"))
+
+
+def quiet_ucx() -> None:
+    """UCXX sets an option that UCX without a GPU then warns about; keep that off the screen."""
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")

@@ -1,0 +1,229 @@
+"""The port of one rank: the KV transport as the engine sees it, with one thread of its own.
+
+``open_port`` is what a service names to the engine (``kv_transfer.port:open_port``); its
+``PortContext.options`` are ``port_options(...)``. The life of a session here: an order to send or
+to receive comes from the service; messages move (``outbound``, ``inbound``); one last word goes
+back (``Finished``, ``Broken`` or ``Aborted``), and from then on the cache is not touched for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from ekiden.core.clock import Clock, MonotonicClock
+from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.engine.port import ChunkDone, PortContext
+from kv_transfer.inbound import Inbound
+from kv_transfer.messages import (
+    Abort,
+    Aborted,
+    Broken,
+    Command,
+    OpenReceive,
+    PortEvent,
+    decode_command,
+    encode,
+)
+from kv_transfer.outbound import Outbound
+from kv_transfer.reshard import MESSAGE_BYTES
+from kv_transfer.staging import TRAILER, Slots
+from kv_transfer.transports import open_transport
+from kv_transfer.transports.base import Completed, Incoming, Transport
+from kv_transfer.wire import PortOptions, Wire
+
+IDLE_S = 1.0
+CLOSE_S = 5.0
+INBOX_COMMANDS = 65536
+
+
+def port_options(*, transport: str = "ucx", slots: int = 16, window: int = 4) -> bytes:
+    """``PortContext.options``: the wire's name, and the bounds that ``PortOptions`` explains."""
+    return encode(PortOptions(transport=transport, slots=slots, window=window))
+
+
+def open_port(cache: torch.Tensor, context: PortContext, emit: Callable[[bytes], None]) -> Port:
+    """A running port over ``cache`` [blocks, kv_heads, layers, 2, block_size, head_dim].
+
+    Raises:
+        SetupError: the options cannot be read, the wire cannot run here, or it cannot use the
+            staging memory; the rank must not become ready.
+    """
+    try:
+        options = msgspec.msgpack.decode(context.options, type=PortOptions)
+    except msgspec.MsgspecError as error:
+        raise SetupError(f"the options of the KV port cannot be read: {error}") from error
+    transport = open_transport(options.transport)
+    try:
+        port = Port(cache, context, emit, options, transport)
+    except BaseException:
+        transport.close()
+        raise
+    port.start()
+    return port
+
+
+class Port:
+    """Implements ``ekiden.engine.port.KvPort``. ``start`` runs ``step`` on a thread; a test may
+    call ``step`` itself instead."""
+
+    def __init__(
+        self,
+        cache_BHL2SD: torch.Tensor,
+        context: PortContext,
+        emit: Callable[[bytes], None],
+        options: PortOptions,
+        transport: Transport,
+        clock: Clock | None = None,
+    ) -> None:
+        _check_cache(cache_BHL2SD, context)
+        clock = clock or MonotonicClock()
+        slots = Slots(options.slots, _slot_bytes(context))
+        transport.register(slots.arena)
+        self._transport = transport
+        self._endpoint = transport.describe()
+        self._epoch = context.epoch
+        self._emit_bytes = emit
+        self._wire = wire = Wire(transport, slots, options, clock)
+        layout, rank, epoch = context.layout, context.rank, context.epoch
+        self.outbound = Outbound(cache_BHL2SD, layout, rank, epoch, wire, clock, self._emit)
+        self.inbound = Inbound(cache_BHL2SD, layout, rank, epoch, wire, options, clock, self._emit)
+        self._lock = threading.Lock()
+        self._inbox: deque[Command] = deque()
+        self._chunks: dict[int, ChunkDone] = {}
+        self._closing = False
+        self._dead = ""
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="kv-port", daemon=True)
+        self._thread.start()
+
+    @property
+    def quarantined(self) -> int:
+        """Staging slots that the wire still holds for sessions that were given up."""
+        return self._wire.quarantined
+
+    def describe(self) -> bytes:
+        return self._endpoint
+
+    def command(self, message: bytes) -> None:
+        order = decode_command(message)
+        with self._lock:
+            if self._dead:
+                self._refuse(order)
+                return
+            if len(self._inbox) >= INBOX_COMMANDS:
+                raise InvariantBroken(f"the KV port has {INBOX_COMMANDS} commands waiting")
+            self._inbox.append(order)
+        self._transport.wake()
+
+    def chunks_finished(self, chunks: Sequence[ChunkDone]) -> None:
+        with self._lock:
+            if self._dead:
+                return
+            # Only the latest of a session counts, so what waits is bounded by the sessions.
+            self._chunks.update((chunk.session, chunk) for chunk in chunks)
+        self._transport.wake()
+
+    def close(self) -> None:
+        self._closing = True
+        if self._thread is None:
+            self._end("the port was closed")
+            return
+        with self._lock:
+            if not self._dead:
+                self._transport.wake()
+        self._thread.join(CLOSE_S)
+
+    def step(self, timeout_s: float) -> bool:
+        """One round; waits at most ``timeout_s``. True if more can be done at once."""
+        events = self._transport.poll(timeout_s)
+        self._obey()
+        for event in events:
+            if isinstance(event, Incoming):
+                self.inbound.arrival(event)
+            elif isinstance(event, Completed):
+                self._wire.completed(event)
+            else:
+                self.inbound.peer_lost(event.peer, event.reason)
+                self.outbound.peer_lost(event.peer, event.reason)
+        self._wire.tick()
+        self.inbound.tick()
+        # One message each way, then back to the wire: a gather must not hold up what arrives.
+        received, sent = self.inbound.pump(), self.outbound.pump()
+        return received or sent
+
+    def _run(self) -> None:
+        reason = "the port was closed"
+        try:
+            more = False
+            while not self._closing:
+                more = self.step(0.0 if more else IDLE_S)
+        except Exception as error:
+            reason = f"the KV port's thread failed: {type(error).__name__}: {error}"
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """From here on nothing is touched; whatever is open or comes gets its last word."""
+        with self._lock:
+            if self._dead:
+                return
+            self._dead = reason
+        for order in self._inbox:
+            self._refuse(order)
+        self.inbound.abort_all()
+        self.outbound.abort_all()
+        self._transport.close()
+
+    def _obey(self) -> None:
+        with self._lock:
+            orders, self._inbox = self._inbox, deque()
+            chunks, self._chunks = self._chunks, {}
+        for order in orders:
+            if isinstance(order, Abort):
+                self._abort(order.session)
+            elif isinstance(order, OpenReceive):
+                self.inbound.open(order)
+            else:
+                self.outbound.open(order)
+        for chunk in chunks.values():
+            self.outbound.computed(chunk.session, chunk.end, chunk.blocks)
+
+    def _abort(self, session: int) -> None:
+        # A session that is not open here has had its last word, or never began: saying it once
+        # more does no harm, and a lost one must not leave the service waiting.
+        if not self.inbound.abort(session) and not self.outbound.abort(session):
+            self._emit(Aborted(epoch=self._epoch, session=session))
+
+    def _refuse(self, order: Command) -> None:
+        if isinstance(order, Abort):
+            self._emit(Aborted(epoch=self._epoch, session=order.session))
+        else:
+            self._emit(Broken(epoch=self._epoch, session=order.session, reason=self._dead))
+
+    def _emit(self, event: PortEvent) -> None:
+        self._emit_bytes(encode(event))
+
+
+def _slot_bytes(context: PortContext) -> int:
+    """Room for a message of the usual size, or of one block of this rank if that is more."""
+    block = context.layout.block_bytes(context.rank)
+    return max(MESSAGE_BYTES, block) + TRAILER.size
+
+
+def _check_cache(cache: torch.Tensor, context: PortContext) -> None:
+    if cache.device.type != "cpu":
+        raise SetupError(
+            f"the KV transport moves host memory only, but the cache is on {cache.device}: "
+            "use --device cpu"
+        )
+    if tuple(cache.shape[1:]) != context.layout.block_shape(context.rank):
+        raise InvariantBroken(
+            f"the cache has blocks of shape {tuple(cache.shape[1:])}, its layout says "
+            f"{context.layout.block_shape(context.rank)}"
+        )

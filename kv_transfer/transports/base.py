@@ -1,0 +1,92 @@
+"""The interface of a wire. Everything is called from one thread, except ``wake``.
+
+Messages are two-sided: nothing is written into a process but what that process accepted into a
+buffer of its choice. An arriving message is announced first (``Incoming``); the owner of the
+transport then either receives it or discards it. So no receive is ever pending for a message that
+may not come, and a buffer belongs to the wire only between ``receive`` (or ``send``) and its
+``Completed``, whatever else is cancelled or fails meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A message is at the door; ``message`` names it for ``receive`` or ``discard``."""
+
+    message: int
+    tag: int
+    bytes: int
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """A send or a receive ended and the wire has let go of its buffer. ``error``: empty if good.
+
+    A completed send was taken over by the wire; it need not have arrived.
+    """
+
+    op: int
+    error: str
+
+
+class PeerLost(msgspec.Struct, frozen=True):
+    """The connection is gone, by whichever side; its operations complete with errors.
+
+    A number is never used again: the next ``connect`` to the same endpoint draws a new one.
+    """
+
+    peer: int
+    reason: str
+
+
+Event = Incoming | Completed | PeerLost
+
+
+class Transport(Protocol):
+    """One rank's end of a wire."""
+
+    @property
+    def wire(self) -> str:
+        """What is really used, such as ``ucx/tcp``."""
+
+    def register(self, arena: memoryview) -> None:
+        """Make ``arena`` (writable bytes) known; every buffer used later lies in it.
+
+        Raises:
+            SetupError: the memory cannot be used; the rank must not become ready.
+        """
+
+    def describe(self) -> bytes:
+        """This end's address, for ``connect`` elsewhere."""
+
+    def connect(self, endpoint: bytes) -> int:
+        """The number of the peer at ``endpoint``: the same one until it is lost.
+
+        Raises:
+            ReplicaFailed: the endpoint's bytes are not an address of this wire.
+        """
+
+    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+        """Start to send; returns the op that ``Completed`` will name. A lost peer: it fails."""
+
+    def receive(self, message: int, buffer: memoryview) -> int:
+        """Start to receive an announced message into ``buffer`` of exactly its size."""
+
+    def discard(self, message: int) -> None:
+        """Throw an announced message away."""
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What happened; waits up to ``timeout_s`` for the first event or ``wake``."""
+
+    def wake(self) -> None:
+        """End a ``poll`` that waits, or the next one. Any thread."""
+
+    def disconnect(self, peer: int) -> None:
+        """Break the connection: ``PeerLost`` and the errors of its operations come in later
+        polls, on both ends. Nothing happens if it is broken already."""
+
+    def close(self) -> None:
+        """Break every connection and let go of all buffers. The last call."""

@@ -1,0 +1,258 @@
+"""The fake wire: messages between transports of one process, with every fault a wire can show.
+
+Faults are drawn from a seed, so that a failing run can be repeated. Without faults it also
+connects ranks that are threads of one process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import deque
+
+import msgspec
+
+from ekiden.core.clock import Clock, MonotonicClock
+from ekiden.core.errors import ReplicaFailed, SetupError
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """Chances, 0 to 1, of what may happen to a message; times in seconds."""
+
+    seed: int = 0
+    loss: float = 0.0
+    duplicate: float = 0.0
+    corrupt: float = 0.0
+    """One byte differs, and the wire does not notice."""
+    half: float = 0.0
+    """Half of it is written, then both ends are told of an error."""
+    hang: float = 0.0
+    """Half of it is written; the rest is written ``late_s`` later, or never if that is 0."""
+    late_s: float = 0.0
+    delay_s: float = 0.0
+    """At most; since each message draws its own, they also change places."""
+    register_fails: bool = False
+
+
+class _Flight:
+    """One message under way. ``data`` is the sender's buffer, or a copy of it."""
+
+    def __init__(
+        self, sender: MemoryTransport, op: int, tag: int, data: memoryview, due: float
+    ) -> None:
+        self.sender = sender
+        self.op = op
+        self.tag = tag
+        self.data = data
+        self.due = due
+
+
+class _Landing:
+    """A receive under way: completes at ``due``, never if that is None."""
+
+    def __init__(self, flight: _Flight, buffer: memoryview, due: float | None, error: str) -> None:
+        self.flight = flight
+        self.buffer = buffer
+        self.due = due
+        self.error = error
+
+
+class Hub:
+    """The ether: who is there, by name. One lock for all of it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.members: dict[bytes, MemoryTransport] = {}
+        self._names = itertools.count()
+
+    def join(self, transport: MemoryTransport) -> bytes:
+        with self.lock:
+            name = b"memory:%d" % next(self._names)
+            self.members[name] = transport
+            return name
+
+
+HUB = Hub()
+
+
+class MemoryTransport:
+    """See the module. ``faults`` apply to what this end sends."""
+
+    wire = "memory"
+
+    def __init__(
+        self, hub: Hub, *, clock: Clock | None = None, faults: Faults | None = None
+    ) -> None:
+        self._hub = hub
+        self._clock = clock or MonotonicClock()
+        self._faults = faults or Faults()
+        self._random = random.Random(self._faults.seed)
+        self._signal = threading.Event()
+        self._numbers = itertools.count(1)
+        self._peers: dict[int, MemoryTransport] = {}
+        self._arriving: list[_Flight] = []
+        self._announced: dict[int, _Flight] = {}
+        self._landings: dict[int, _Landing] = {}
+        self._sends: dict[int, int] = {}
+        self._events: deque[Event] = deque()
+        self._name = hub.join(self)
+
+    def register(self, arena: memoryview) -> None:
+        if self._faults.register_fails:
+            raise SetupError(
+                f"the memory wire cannot register {arena.nbytes} bytes: it was told to fail"
+            )
+
+    def describe(self) -> bytes:
+        return self._name
+
+    def connect(self, endpoint: bytes) -> int:
+        with self._hub.lock:
+            if not endpoint.startswith(b"memory:"):
+                raise ReplicaFailed(f"{endpoint!r} is no address of the memory wire")
+            other = self._hub.members.get(endpoint)
+            for number, known in self._peers.items():
+                if known is other:
+                    return number
+            number = next(self._numbers)
+            if other is None:
+                self._tell(PeerLost(number, f"nobody is at {endpoint.decode()}"))
+            else:
+                self._peers[number] = other
+            return number
+
+    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+        with self._hub.lock:
+            op = next(self._numbers)
+            target = self._peers.get(peer)
+            if target is None:
+                self._tell(Completed(op, "the peer is lost"))
+            elif self._happens(self._faults.loss):
+                self._tell(Completed(op, ""))
+            else:
+                self._sends[op] = peer
+                self._launch(target, _Flight(self, op, tag, buffer, self._due()))
+            return op
+
+    def receive(self, message: int, buffer: memoryview) -> int:
+        with self._hub.lock:
+            flight = self._announced.pop(message)
+            op = next(self._numbers)
+            faults, now = flight.sender._faults, self._clock.now()
+            half = flight.data.nbytes // 2
+            if flight.sender._name not in self._hub.members:
+                self._tell(Completed(op, "the sender is gone"))
+            elif flight.sender._happens(faults.hang):
+                buffer[:half] = flight.data[:half]
+                due = now + faults.late_s if faults.late_s else None
+                self._landings[op] = _Landing(flight, buffer, due, "")
+            elif flight.sender._happens(faults.half):
+                buffer[:half] = flight.data[:half]
+                self._land(op, _Landing(flight, buffer[:0], now, "half of it was lost"))
+            else:
+                self._land(op, _Landing(flight, buffer, now, ""))
+            return op
+
+    def discard(self, message: int) -> None:
+        with self._hub.lock:
+            flight = self._announced.pop(message)
+            flight.sender._sent(flight.op, "")
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        with self._hub.lock:
+            self._collect()
+            wait = min(timeout_s, self._next_due())
+            if self._events:
+                self._signal.clear()
+        if not self._events and wait > 0:
+            self._signal.wait(wait)
+        with self._hub.lock:
+            self._signal.clear()
+            self._collect()
+            events = list(self._events)
+            self._events.clear()
+            return events
+
+    def wake(self) -> None:
+        self._signal.set()
+
+    def disconnect(self, peer: int) -> None:
+        with self._hub.lock:
+            other = self._peers.get(peer)
+            if other is not None:
+                self._lose(other, "this end broke the connection")
+                other._lose(self, "the other end broke the connection")
+
+    def close(self) -> None:
+        """Also what the death of a process looks like to the others."""
+        with self._hub.lock:
+            self._hub.members.pop(self._name, None)
+            for other in list(self._hub.members.values()):
+                other._lose(self, "the peer is gone")
+            self._landings.clear()
+            self._sends.clear()
+            self._events.clear()
+
+    def _launch(self, target: MemoryTransport, flight: _Flight) -> None:
+        if self._happens(self._faults.corrupt):
+            data = bytearray(flight.data)
+            data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
+            flight.data = memoryview(data)
+        target._arriving.append(flight)
+        if self._happens(self._faults.duplicate):
+            copy = memoryview(bytes(flight.data))
+            target._arriving.append(_Flight(self, 0, flight.tag, copy, self._due()))
+        target._signal.set()
+
+    def _collect(self) -> None:
+        now = self._clock.now()
+        for flight in sorted(self._arriving, key=lambda f: f.due):
+            if flight.due <= now:
+                self._arriving.remove(flight)
+                message = next(self._numbers)
+                self._announced[message] = flight
+                self._events.append(Incoming(message, flight.tag, flight.data.nbytes))
+        for op, landing in list(self._landings.items()):
+            if landing.due is not None and landing.due <= now:
+                del self._landings[op]
+                self._land(op, landing)
+
+    def _land(self, op: int, landing: _Landing) -> None:
+        size = landing.buffer.nbytes
+        landing.buffer[:] = landing.flight.data[:size]
+        self._tell(Completed(op, landing.error))
+        landing.flight.sender._sent(landing.flight.op, landing.error)
+
+    def _sent(self, op: int, error: str) -> None:
+        if self._sends.pop(op, None) is not None:
+            self._tell(Completed(op, error))
+
+    def _lose(self, other: MemoryTransport, reason: str) -> None:
+        """Forget ``other``: what is under way with it ends with an error."""
+        self._arriving = [f for f in self._arriving if f.sender is not other]
+        for op, landing in list(self._landings.items()):
+            if landing.flight.sender is other:
+                del self._landings[op]
+                self._tell(Completed(op, reason))
+        for number in [n for n, known in self._peers.items() if known is other]:
+            del self._peers[number]
+            for op in [op for op, peer in self._sends.items() if peer == number]:
+                self._sent(op, reason)
+            self._tell(PeerLost(number, reason))
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._signal.set()
+
+    def _due(self) -> float:
+        return self._clock.now() + self._random.uniform(0.0, self._faults.delay_s)
+
+    def _next_due(self) -> float:
+        dues = [f.due for f in self._arriving]
+        dues += [x.due for x in self._landings.values() if x.due is not None]
+        return max(min(dues, default=float("inf")) - self._clock.now(), 0.0)
+
+    def _happens(self, chance: float) -> bool:
+        return chance > 0 and self._random.random() < chance

@@ -1,0 +1,225 @@
+"""The wire between hosts: UCX through UCXX, tag matching only.
+
+What this file decides, and why:
+
+- One worker, driven by the port's own thread: progress, probe, arm, then sleep in epoll. No
+  progress thread and no asyncio, so nothing spins and nothing completes behind our back.
+- The context has no remote memory access: a connected peer cannot read or write this process.
+- No receive is posted before its message is there (probe, then receive by handle). UCX cannot
+  cancel a receive that has begun to match, and a cancelled one may swallow a later message.
+- Messages above ``RNDV_THRESH`` go by rendezvous with active messages. The eager protocol, which
+  UCX prefers on TCP, buffers whole messages at a receiver that has no room, and a receive that was
+  half done when its peer died would never complete. With rendezvous it completes with an error.
+- Both ends connect to each other's worker address with error handling on; UCX joins the two into
+  one connection. So the receiver too hears of a dead peer, within milliseconds, and can break
+  the connection, after which every receive from that peer completes.
+- A peer that only stops (SIGSTOP) is never reported by UCX; deadlines are the port's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import select
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from ekiden.core import env
+from ekiden.core.errors import ReplicaFailed, SetupError
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+
+SETTINGS = {
+    "TLS": "tcp",
+    "RNDV_SCHEME": "am",
+    "RNDV_THRESH": "64K",
+    "PROTO_ENABLE": "n",
+    "TCP_TX_SEG_SIZE": "256K",
+    "TCP_RX_SEG_SIZE": "512K",
+}
+"""UCX options that we set unless the operator has set ``UCX_<name>``."""
+
+CLOSE_NS = 1_000_000_000
+PROBES_PER_POLL = 256
+
+
+def _load() -> Any:
+    try:
+        import ucxx._lib.libucxx as ucx
+    except ImportError as error:
+        raise SetupError(
+            f"--transport ucx needs the package ucxx, which cannot be imported ({error}): "
+            "install ekiden[worker]"
+        ) from error
+    return ucx
+
+
+class UcxTransport:
+    """See the module."""
+
+    def __init__(self) -> None:
+        env.quiet_ucx()
+        self._ucx = ucx = _load()
+        from ucxx._lib.arr import Array
+
+        self._array = Array
+        features = (ucx.Feature.TAG, ucx.Feature.WAKEUP, ucx.Feature.STREAM)
+        settings = {k: v for k, v in SETTINGS.items() if k not in env.ucx_settings()}
+        try:
+            self._context = ucx.UCXContext(settings, feature_flags=features)
+            self._worker = ucx.UCXWorker(
+                self._context, enable_delayed_submission=False, enable_python_future=False
+            )
+            self._worker.init_blocking_progress_mode()
+        except ucx.UCXError as error:
+            raise SetupError(
+                f"UCX cannot start with {settings}: {error}; set UCX_TLS to a transport that "
+                "this machine has"
+            ) from error
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._any_tag, self._no_mask = ucx.UCXXTag(0), ucx.UCXXTagMask(0)
+        self._numbers = itertools.count(1)
+        self._peers: dict[int, Any] = {}
+        self._addresses: dict[bytes, int] = {}
+        self._closed: deque[int] = deque()
+        self._ops: dict[int, tuple[Any, memoryview]] = {}
+        self._trash: list[Any] = []
+        self._messages: dict[int, Any] = {}
+        self._failed: list[Event] = []
+        self._lost: list[Event] = []
+        self.wire = "ucx/" + "+".join(_transports(self._context.info))
+
+    def register(self, arena: memoryview) -> None:
+        """UCX registers what it sends and receives by itself, and keeps it."""
+
+    def describe(self) -> bytes:
+        return bytes(self._worker.address.tobytes())
+
+    def connect(self, endpoint: bytes) -> int:
+        if (known := self._addresses.get(endpoint)) is not None:
+            return known
+        peer = next(self._numbers)
+        try:
+            address = self._ucx.UCXAddress.create_from_buffer(endpoint)
+            connection = self._ucx.UCXEndpoint.create_from_worker_address(
+                self._worker, address, True
+            )
+        except self._ucx.UCXError as error:
+            raise ReplicaFailed(f"UCX cannot connect to the KV endpoint given: {error}") from error
+        connection.set_close_callback(self._closed.append, (peer,))
+        self._peers[peer] = connection
+        self._addresses[endpoint] = peer
+        return peer
+
+    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+        op = next(self._numbers)
+        connection = self._peers.get(peer)
+        if connection is None or not connection.alive:
+            self._failed.append(Completed(op, "the connection is lost"))
+            return op
+        request = connection.tag_send(self._array(buffer), self._ucx.UCXXTag(tag))
+        self._ops[op] = (request, buffer)
+        return op
+
+    def receive(self, message: int, buffer: memoryview) -> int:
+        op = next(self._numbers)
+        found = self._messages.pop(message)
+        request = self._worker.tag_recv_with_handle(self._array(buffer), found)
+        self._ops[op] = (request, buffer)
+        return op
+
+    def discard(self, message: int) -> None:
+        # Too small a buffer ends the message at both ends without moving its bytes.
+        nothing = np.empty(0, np.uint8)
+        found = self._messages.pop(message)
+        self._trash.append(self._worker.tag_recv_with_handle(self._array(nothing), found))
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        self._worker.progress()
+        events = self._collect()
+        if events or timeout_s <= 0:
+            return events
+        if self._worker.arm():
+            self._sleep(timeout_s)
+        self._worker.progress()
+        return self._collect()
+
+    def wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def disconnect(self, peer: int) -> None:
+        if peer in self._peers:
+            self._drop(peer, "this end broke the connection")
+
+    def close(self) -> None:
+        for peer in list(self._peers):
+            self.disconnect(peer)
+        self._collect()
+        for message in list(self._messages):
+            self.discard(message)
+        self._collect()
+        self._ops.clear()
+        self._trash.clear()
+        self._epoll.close()
+        os.close(self._wake_fd)
+        del self._worker, self._context
+
+    def _sleep(self, timeout_s: float) -> None:
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wake_fd:
+                os.eventfd_read(self._wake_fd)
+
+    def _collect(self) -> list[Event]:
+        events, self._failed = self._failed, []
+        for _ in range(PROBES_PER_POLL):
+            found = self._worker.tag_probe(self._any_tag, self._no_mask, True)
+            if not found.matched:
+                break
+            message = next(self._numbers)
+            self._messages[message] = found
+            events.append(Incoming(message, found.sender_tag, found.length))
+        for op, (request, _) in list(self._ops.items()):
+            if request.completed:
+                del self._ops[op]
+                events.append(Completed(op, self._error(request)))
+        self._trash = [request for request in self._trash if not request.completed]
+        # After the completions: what came through before the loss counts.
+        while self._closed:
+            peer = self._closed.popleft()
+            if (connection := self._peers.get(peer)) is not None:
+                self._drop(peer, self._reason(connection))
+        lost, self._lost = self._lost, []
+        return events + lost
+
+    def _drop(self, peer: int, reason: str) -> None:
+        """Close by force: with error handling on, every request of the connection then ends."""
+        connection = self._peers.pop(peer)
+        self._addresses = {a: p for a, p in self._addresses.items() if p != peer}
+        connection.remove_close_callback()
+        connection.close_blocking(CLOSE_NS, 1)
+        self._lost.append(PeerLost(peer, reason))
+
+    def _reason(self, connection: Any) -> str:
+        try:
+            connection.raise_on_error()
+        except self._ucx.UCXError as error:
+            return str(error)
+        return "the connection was closed"
+
+    def _error(self, request: Any) -> str:
+        try:
+            request.check_error()
+        except self._ucx.UCXError as error:
+            return str(error) or type(error).__name__
+        return ""
+
+
+def _transports(info: str) -> list[str]:
+    """The transports UCX may use, out of its own description of the context."""
+    found = re.findall(r"^#\s+resource\s+\d+\s*:.*\s(\w+)/\S+\s*$", info, re.MULTILINE)
+    return sorted(set(found)) or ["?"]
