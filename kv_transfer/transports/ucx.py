@@ -182,7 +182,7 @@ class UcxTransport:
                 break
             message = next(self._numbers)
             self._messages[message] = found
-            events.append(Incoming(message, found.sender_tag, found.length))
+            events.append(Incoming(message, found.sender_tag.value, found.length))
         for op, (request, _) in list(self._ops.items()):
             if request.completed:
                 del self._ops[op]

@@ -1,0 +1,204 @@
+"""Two replicas of ranks in one process, with real ports and a cache whose elements tell what they
+are: f(layer, position, head, dim, k or v). Shared by the tests of the KV transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ekiden.cache.layout import KvLayout, RankLayout
+from ekiden.core.clock import Clock, ManualClock
+from ekiden.core.hashes import GRANULE, SCHEME
+from ekiden.engine.port import ChunkDone, PortContext
+from ekiden.parallel.split import even_split, head_split
+from kv_transfer.description import WIRE_VERSION, ReplicaDescription
+from kv_transfer.messages import TransferLimits
+from kv_transfer.port import Port
+from kv_transfer.sessions import ReceiveSessions, SendSessions
+from kv_transfer.transports.base import Transport
+from kv_transfer.wire import PortOptions
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EMPTY = -1.0
+
+
+def layout(
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    kv_heads: int = 2,
+    q_heads: int | None = None,
+    layers: int = 4,
+    block_size: int = 16,
+    head_dim: int = 2,
+    dtype: str = "float32",
+) -> KvLayout:
+    shares = head_split(q_heads or kv_heads * 4, kv_heads, tp)
+    stages = even_split(layers, pp)
+    ranks = tuple(
+        RankLayout(
+            tp_rank=tp_rank,
+            pp_rank=pp_rank,
+            head_start=share.kv_start,
+            head_stop=share.kv_stop,
+            layer_start=first,
+            layer_stop=last,
+        )
+        for pp_rank, (first, last) in enumerate(stages)
+        for tp_rank, share in enumerate(shares)
+    )
+    return KvLayout(
+        dtype=dtype,
+        block_size=block_size,
+        num_layers=layers,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        tp=tp,
+        pp=pp,
+        ranks=ranks,
+    )
+
+
+def truth(kv: KvLayout, rank: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    """[tokens, heads, layers, 2, head_dim] of ``rank``: every element differs from every other."""
+    r = kv.ranks[rank]
+    shape = (tokens, kv.num_kv_heads, kv.num_layers, 2, kv.head_dim)
+    count = tokens * kv.num_kv_heads * kv.num_layers * 2 * kv.head_dim
+    values = (torch.arange(count, dtype=torch.int64) * 2654435761 + seed * 97) % (1 << 24)
+    if kv.dtype != "float32":
+        values = values % 251
+    whole = values.to(DTYPES[kv.dtype]).reshape(shape)
+    return whole[:, r.head_start : r.head_stop, r.layer_start : r.layer_stop]
+
+
+def empty_cache(kv: KvLayout, rank: int, blocks: int) -> torch.Tensor:
+    return torch.full((blocks, *kv.block_shape(rank)), EMPTY, dtype=DTYPES[kv.dtype])
+
+
+def write(
+    cache: torch.Tensor, kv: KvLayout, rank: int, blocks: Sequence[int], tokens: int, seed: int = 0
+) -> None:
+    for position, value in enumerate(truth(kv, rank, tokens, seed)):
+        block, offset = blocks[position // kv.block_size], position % kv.block_size
+        cache[block, :, :, :, offset] = value
+
+
+def read(cache: torch.Tensor, kv: KvLayout, blocks: Sequence[int], tokens: int) -> torch.Tensor:
+    rows = [
+        cache[blocks[p // kv.block_size], :, :, :, p % kv.block_size] for p in range(tokens)
+    ]
+    return torch.stack(rows) if rows else cache[:0, :, :, :, 0]
+
+
+def describe(
+    kv: KvLayout, endpoints: Sequence[bytes], *, role: str, epoch: int = 1
+) -> ReplicaDescription:
+    return ReplicaDescription(
+        replica_id=f"{role}-1",
+        role=role,
+        epoch=epoch,
+        version="0",
+        wire_version=WIRE_VERSION,
+        model="m",
+        model_fingerprint="f",
+        tokenizer_fingerprint="t",
+        granule=GRANULE,
+        hash_scheme=SCHEME,
+        kv=kv,
+        transport="memory",
+        endpoints=tuple(endpoints),
+        max_model_len=4096,
+        vocab_size=100,
+    )
+
+
+class Side:
+    """One replica: caches, ports (not started), and what the ports emitted."""
+
+    def __init__(
+        self,
+        kv: KvLayout,
+        make_transport: Callable[[int], Transport],
+        *,
+        role: str,
+        epoch: int,
+        clock: Clock,
+        blocks: int,
+        options: PortOptions,
+    ) -> None:
+        self.kv = kv
+        self.caches = [empty_cache(kv, rank, blocks) for rank in range(len(kv.ranks))]
+        self.emitted: list[tuple[int, bytes]] = []
+        self.transports = [make_transport(rank) for rank in range(len(kv.ranks))]
+        self.ports = [
+            Port(
+                self.caches[rank],
+                PortContext(rank=rank, layout=kv, epoch=epoch, options=b""),
+                lambda message, rank=rank: self.emitted.append((rank, message)),
+                options,
+                self.transports[rank],
+                clock,
+            )
+            for rank in range(len(kv.ranks))
+        ]
+        self.muted: set[int] = set()
+        self.me = describe(kv, [p.describe() for p in self.ports], role=role, epoch=epoch)
+
+    def send_port(self, message: bytes, rank: int | None) -> None:
+        for number, port in enumerate(self.ports):
+            if rank in (None, number) and number not in self.muted:
+                port.command(message)
+
+
+class Pair:
+    """A prefill and a decode replica with their sessions, stepped by hand."""
+
+    def __init__(
+        self,
+        prefill: KvLayout,
+        decode: KvLayout,
+        make_transport: Callable[[int], Transport],
+        *,
+        clock: Clock | None = None,
+        blocks: int = 16,
+        limits: TransferLimits | None = None,
+        options: PortOptions | None = None,
+        timeout_s: float = 0.0,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        self.timeout_s = timeout_s
+        options = options or PortOptions(transport="memory", slots=4, window=2)
+        limits = limits or TransferLimits(segment_tokens=32)
+        common = {"clock": self.clock, "blocks": blocks, "options": options}
+        self.prefill = Side(prefill, make_transport, role="prefill", epoch=11, **common)
+        self.decode = Side(decode, make_transport, role="decode", epoch=22, **common)
+        self.sending = SendSessions(
+            self.prefill.me, self.prefill.send_port, self.clock, limits
+        )
+        self.receiving = ReceiveSessions(
+            self.decode.me, self.decode.send_port, self.clock, limits
+        )
+        self.sent_events: list[object] = []
+        self.received_events: list[object] = []
+
+    def computed(self, session: int, end: int, blocks: Sequence[int]) -> None:
+        done = [ChunkDone(session=session, end=end, blocks=tuple(blocks))]
+        for port in self.prefill.ports:
+            port.chunks_finished(done)
+
+    def round(self) -> None:
+        """Every port takes one step; every session hears what its ports said."""
+        for side, sessions in ((self.prefill, self.sending), (self.decode, self.receiving)):
+            for port in side.ports:
+                port.step(self.timeout_s)
+            emitted, side.emitted = side.emitted, []
+            for rank, message in emitted:
+                sessions.on_port(rank, message)
+            sessions.tick()
+        self.sent_events += self.sending.poll()
+        self.received_events += self.receiving.poll()
+
+    def close(self) -> None:
+        for port in self.prefill.ports + self.decode.ports:
+            port.close()
