@@ -141,13 +141,10 @@ class InlineExecutor:
         self._in_flight.done(rank, result)
 
     def broken(self, rank: int, error: Exception) -> None:
-        cause: EkidenError = ReplicaFailed(f"rank {rank}: {_sentence(error)}")
-        if isinstance(error, SetupError):
-            cause = error
-        elif error is not cause:
-            cause.__cause__ = error
-        self._startup.fail(cause)
-        self._in_flight.fail(cause)
+        failure = ReplicaFailed(f"rank {rank}: {_sentence(error)}")
+        failure.__cause__ = error
+        self._startup.fail(error if isinstance(error, SetupError) else failure)
+        self._in_flight.fail(failure)
 
 
 class _RankThread(Thread):

@@ -220,7 +220,8 @@ class ProcessExecutor:
             case Broken(text, setup, detail):
                 if detail:
                     log.error("rank %d: %s", rank, detail)
-                self._fail(SetupError(text) if setup else ReplicaFailed(f"rank {rank}: {text}"))
+                failure = ReplicaFailed(f"rank {rank}: {text}")
+                self._fail(failure, at_start=SetupError(text) if setup else failure)
             case Beat():
                 pass  # That it came is noted on the link.
 
@@ -232,9 +233,9 @@ class ProcessExecutor:
         log.error("the thread that watches the ranks failed", exc_info=error)
         self._fail(ReplicaFailed(f"the ranks cannot be reached: {type(error).__name__}: {error}"))
 
-    def _fail(self, error: EkidenError) -> None:
-        self._startup.fail(error)
-        self._in_flight.fail(error)
+    def _fail(self, failure: ReplicaFailed, at_start: EkidenError | None = None) -> None:
+        self._startup.fail(at_start or failure)
+        self._in_flight.fail(failure)
 
 
 def _host_mesh(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> MeshHost:

@@ -12,7 +12,7 @@ Shape legend: R rows of logits, S specs (several may share a row), V vocabulary,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 
 import msgspec
@@ -30,6 +30,10 @@ GREEDY_BELOW = 1e-5
 
 HEADS = (256, 4096)
 """Most likely tokens of a row that are sorted at first, and at second if those did not do."""
+
+
+BOUND = 1e30
+"""Parameters are doubles and logits are not: beyond this they would turn into inf and NaN."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -130,19 +134,24 @@ def _adjust(logits_V: torch.Tensor, spec: SampleSpec) -> None:
     if spec.repetition_penalty != 1.0:
         seen = _ids(sorted({*spec.prompt, *spec.output}), logits_V, "prompt or output")
         values = logits_V[seen]
-        factor = spec.repetition_penalty
+        factor = min(max(spec.repetition_penalty, 1 / BOUND), BOUND)
         logits_V[seen] = torch.where(values > 0, values / factor, values * factor)
     if spec.frequency_penalty or spec.presence_penalty:
         counts = Counter(spec.output)
         used = _ids(list(counts), logits_V, "output")
-        times = torch.tensor(list(counts.values()), dtype=logits_V.dtype, device=logits_V.device)
-        logits_V[used] -= spec.frequency_penalty * times + spec.presence_penalty
+        logits_V[used] -= _floats(
+            [spec.frequency_penalty * n + spec.presence_penalty for n in counts.values()], logits_V
+        )
     if spec.logit_bias:
         biased = _ids(list(spec.logit_bias), logits_V, "logit_bias")
-        bias = torch.tensor(list(spec.logit_bias.values()), dtype=logits_V.dtype)
-        logits_V[biased] += bias.to(logits_V.device)
+        logits_V[biased] += _floats(spec.logit_bias.values(), logits_V)
     if spec.banned:
         logits_V[_ids(list(spec.banned), logits_V, "banned")] = -torch.inf
+
+
+def _floats(values: Iterable[float], like: torch.Tensor) -> torch.Tensor:
+    bounded = [min(max(value, -BOUND), BOUND) for value in values]
+    return torch.tensor(bounded, dtype=like.dtype, device=like.device)
 
 
 def _ids(tokens: list[int], logits_V: torch.Tensor, field: str) -> torch.Tensor:
@@ -157,7 +166,7 @@ def _ids(tokens: list[int], logits_V: torch.Tensor, field: str) -> torch.Tensor:
 
 def _draw(adjusted_SV: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     """One random token for each row."""
-    temperature = torch.tensor([[s.temperature] for s in specs], device=adjusted_SV.device)
+    temperature = _floats([s.temperature for s in specs], adjusted_SV)[:, None]
     # The softmax kernels reduce each row by itself: a row's bits do not depend on its batch.
     shifted_SV = adjusted_SV - adjusted_SV.amax(dim=-1, keepdim=True)
     probs_SV = torch.softmax(shifted_SV / temperature, dim=-1)

@@ -216,6 +216,41 @@ def test_tiny_temperatures_neither_overflow_nor_differ_from_greedy() -> None:
         assert {one(logits[0], seed=s, temperature=temperature) for s in range(20)} == {best}
 
 
+huge = st.sampled_from([1e-300, 1.0, 1e39, 1e300])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    temperature=huge,
+    repetition=huge,
+    presence=huge | huge.map(lambda x: -x),
+    bias=huge | huge.map(lambda x: -x),
+    seed=st.integers(0, 99),
+)
+def test_no_parameter_makes_a_masked_token_or_an_error(
+    temperature: float, repetition: float, presence: float, bias: float, seed: int
+) -> None:
+    logits = [1.0, 0.0, -math.inf, -2.0]
+    token = one(
+        logits,
+        seed=seed,
+        temperature=temperature,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=presence,
+        logit_bias=dict.fromkeys(range(4), bias),
+        prompt=(0, 1, 2, 3),
+        output=(1, 1, 2),
+    )
+    assert token in {0, 1, 3}
+
+
+def test_an_endless_temperature_is_uniform_over_what_is_not_masked() -> None:
+    drawn = Counter(one([5.0, 0.0, -math.inf, -5.0], seed=s, temperature=1e300) for s in range(900))
+    assert drawn.keys() == {0, 1, 3}
+    assert min(drawn.values()) > 240
+
+
 def test_draws_repeat_and_depend_on_seed_and_position() -> None:
     logits = normal(1, WIDE)[0]
     first = [one(logits, seed=1, position=p) for p in range(40)]
