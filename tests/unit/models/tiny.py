@@ -97,13 +97,16 @@ def make_checkpoint(path: Path, family: str, seed: int = 0, **changes: Any) -> P
 class Replica:
     """Our model over ``tp * pp`` threads, each with its own cache, fed step by step."""
 
-    def __init__(self, path: Path, tp: int = 1, pp: int = 1, block_size: int = 16) -> None:
+    def __init__(
+        self, path: Path, tp: int = 1, pp: int = 1, block_size: int = 16, dtype: str = "auto"
+    ) -> None:
         self.config = EngineConfig(
             model_dir=path,
             model_name="tiny",
             tensor_parallel_size=tp,
             pipeline_parallel_size=pp,
             block_size=block_size,
+            dtype=dtype,
         ).check()
         self.model = ModelConfig.from_dir(path)
         layout = kv_layout(self.model, self.config)
