@@ -152,6 +152,14 @@ class Engine:
         if (job := self._find(request_id, Role.PREFILL)) is not None:
             self._drop(job)
 
+    def check(self, request: Request) -> None:
+        """Return if ``add`` and ``reserve`` would take the request, whatever the load.
+
+        Raises:
+            BadRequest: a field is wrong, or the request can never fit.
+        """
+        self._intake.check(request, Role.LOCAL)
+
     def cached_prefix(self, request: Request) -> int:
         """Tokens of the prompt whose KV is here: what neither prefill nor transfer need do."""
         chain = self._intake.chain(request)

@@ -46,12 +46,13 @@ class Intake:
         Raises:
             BadRequest: a field is wrong, or the request can never fit.
         """
-        self._check(request, role)
+        self.check(request, role)
         self._arrivals += 1
         states = [self._choice(request) for _ in range(request.sampling.n)]
         return Job(request, role, self._arrivals, states, now)
 
-    def _check(self, request: Request, role: Role) -> None:
+    def check(self, request: Request, role: Role) -> None:
+        """Raise BadRequest unless this replica can serve ``request`` in ``role``."""
         # Prefill only needs room for the prompt, and for one token more than the hand-off token
         # if there will be one: then the same thing ends a choice here as on the other replica.
         wanted = request.sampling.max_tokens
