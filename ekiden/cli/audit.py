@@ -101,7 +101,7 @@ async def _registered(url: str) -> list[str]:
     watcher = Watcher(url)
     try:
         await watcher.start(require=True)
-        return [record.address for record in watcher.members]
+        return [record.address for record in watcher.replicas()]
     finally:
         await watcher.close()
 

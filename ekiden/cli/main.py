@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from ekiden import __version__
-from ekiden.cli import audit, chat, models, serve, up
+from ekiden.cli import audit, chat, models, serve, up, verify
 from ekiden.core.errors import EkidenError, SetupError
 
-COMMANDS = (up, serve, models, chat, audit)
+COMMANDS = (up, serve, models, chat, verify, audit)
 
 _EXAMPLES = """examples:
   ekiden up                                   a whole deployment on this machine
