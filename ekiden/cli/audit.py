@@ -79,18 +79,23 @@ def _run(args: argparse.Namespace) -> int:
     url = redis_url(args)
     if not args.replica and not url:
         raise SetupError("no replica to ask: give --redis URL, REDIS_URL or --replica HOST:PORT")
-    rows = asyncio.run(_audit_until(args, url))
+    rows = asyncio.run(audit_until(args, url))
     print(table(rows))
-    return 0 if rows and all(row.passes(args.idle) for row in rows) else 1
+    return exit_code(rows, args.idle)
 
 
-async def _audit_until(args: argparse.Namespace, url: str) -> list[Audited]:
+def exit_code(rows: Sequence[Audited], idle: bool) -> int:
+    """0 if there is a replica and all pass."""
+    return 0 if rows and all(row.passes(idle) for row in rows) else 1
+
+
+async def audit_until(args: argparse.Namespace, url: str) -> list[Audited]:
+    """The books of all replicas; looks again for ``--wait`` seconds while they do not pass."""
     until = time.monotonic() + args.wait
     while True:
         addresses = args.replica or await _registered(url)
         rows = await audit_all(addresses)
-        passes = bool(rows) and all(row.passes(args.idle) for row in rows)
-        if passes or time.monotonic() > until:
+        if exit_code(rows, args.idle) == 0 or time.monotonic() > until:
             return rows
         await asyncio.sleep(_RETRY_S)
 
