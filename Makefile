@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts
+PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
 .PHONY: help demo up test test-full check proto install install-dev compose-test clean
 
@@ -45,6 +45,9 @@ check: install-dev
 
 proto: install-dev
 	$(BIN)/python scripts/proto.py
+
+compose-test:
+	@compose/test.sh
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

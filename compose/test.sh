@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Builds and runs compose.yaml on a real Docker engine; prints a transcript; exits 0 if all held.
+#
+#   compose/test.sh
+#
+# Needs docker with compose v2, and curl. BASE_IMAGE, WHEELS, TORCH, EKIDEN_TORCH and PIP_* reach
+# the build (see Dockerfile). It runs under a project name, a port and secrets of its own, so a
+# deployment that is up already is left alone, and everything it made is removed at the end.
+#
+#   1. the workers and the gateway start before Redis exists, and come up once it does
+#   2. a chat, prefilled on one replica and decoded on another
+#   3. a second decode replica joins; a chat
+#   4. the decode replica that holds a stream is killed: the stream ends in an error event
+#   5. the next chat gives the right answer from the other replica, and no block is held
+#   6. everything drains and ends with exit code 0
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export COMPOSE_FILE=compose/compose.yaml COMPOSE_PROJECT_NAME="ekiden-test-$$"
+export EKIDEN_TAG="test-$$" EKIDEN_PORT=0
+EKIDEN_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+EKIDEN_API_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export EKIDEN_SECRET EKIDEN_API_KEY
+
+QUESTION='What is the capital of France? Answer in one short sentence.'
+ANSWER=Paris
+work=$(mktemp -d)
+
+log() { printf '\n== %s (%ss)\n' "$*" "$SECONDS"; }
+fail() {
+  printf 'FAILED: %s\n' "$*" >&2
+  exit 1
+}
+
+# show: a command and what it says; quietly: a command alone, whose words count only if it fails.
+show() {
+  printf '$ %s\n' "$*"
+  "$@"
+}
+quietly() {
+  printf '$ %s\n' "$*"
+  "$@" >"$work/said" 2>&1 || fail "$(cat "$work/said")"
+}
+
+finish() {
+  local code=$?
+  if [ "$code" -ne 0 ]; then
+    docker compose ps -a || true
+    docker compose logs --tail 30 || true
+  fi
+  # shellcheck disable=SC2046
+  kill $(jobs -p) 2>/dev/null || true
+  docker compose down --volumes --timeout 5 >/dev/null 2>&1 || true
+  docker image rm "ekiden-worker:$EKIDEN_TAG" "ekiden-gateway:$EKIDEN_TAG" >/dev/null 2>&1 || true
+  rm -rf "$work"
+}
+trap finish EXIT
+
+# within SECONDS WHAT COMMAND...: try until it succeeds; failing it by then fails the test.
+within() {
+  local until=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ "$SECONDS" -lt "$until" ] || fail "not in time: $what"
+    sleep 0.5
+  done
+}
+
+url() { printf 'http://%s' "$(docker compose port gateway 8000)"; }
+ready() { curl -fsS --max-time 5 "$(url)/ready"; }
+inside() { docker compose exec -T gateway ekiden "$@"; }
+
+chat() {
+  printf '$ docker compose exec gateway ekiden chat "%s"\n' "$QUESTION"
+  inside chat --url http://127.0.0.1:8000 --max-tokens 32 "$QUESTION" | tee "$work/chat"
+  grep -q "$ANSWER" "$work/chat" || fail "the answer does not name $ANSWER"
+}
+
+# The text of the answer alone: what is above the account.
+answer() { sed '/^$/,$d' "$work/chat"; }
+
+# replicas ROLE N: whether exactly N of them are registered and answer.
+replicas() { [ "$(inside audit | awk -v role="$1" '$2 == role' | wc -l)" -eq "$2" ]; }
+
+# The container of the decode replica that holds a request now.
+busy_decode() {
+  local id container
+  id=$(inside audit | awk '$2 == "decode" && $7 > 0 {print $1}' | head -1)
+  [ -n "$id" ] || return 1
+  for container in $(docker compose ps -q decode); do
+    if docker logs "$container" 2>&1 | grep -q "$id serves on"; then
+      printf '%s' "$container"
+      return 0
+    fi
+  done
+  return 1
+}
+
+body() {
+  cat <<JSON
+{"model": "${EKIDEN_MODEL:-smollm2-135m-instruct}", "stream": true, "max_tokens": 4000,
+ "ignore_eos": true, "messages": [{"role": "user", "content": "Tell me a very long story."}]}
+JSON
+}
+
+log build
+quietly docker compose build
+docker image ls --format '{{.Repository}} {{.Size}}' | grep -E '^ekiden-(worker|gateway) ' | sort -u
+
+log "start everything but Redis"
+quietly docker compose up -d prefill decode gateway
+within 60 "the gateway answers" curl -fsS --max-time 5 "$(url)/health"
+! ready >/dev/null 2>&1 || fail "the gateway says ready before there is a Redis"
+
+log "start Redis"
+quietly docker compose up -d redis
+within 180 "ready" ready
+within 60 "one prefill replica" replicas prefill 1
+show docker compose ps
+
+log "without the key"
+code=$(curl -s -o /dev/null -w '%{http_code}' --max-time 10 -d "$(body)" \
+  -H 'Content-Type: application/json' "$(url)/v1/chat/completions")
+[ "$code" = 401 ] || fail "a chat without the key gave $code, not 401"
+echo "401"
+
+log chat
+chat
+grep -q 'computed on prefill' "$work/chat" || fail "the prompt was not prefilled on the prefill pool"
+first=$(answer)
+
+log "a second decode replica"
+quietly docker compose up -d --no-recreate --scale decode=2
+within 120 "two decode replicas" replicas decode 2
+show docker compose exec -T gateway ekiden audit
+chat
+[ "$(answer)" = "$first" ] || fail "another answer than before"
+
+log "kill the decode replica that holds a stream"
+printf '$ curl -N %s/v1/chat/completions -d %s &\n' "$(url)" "'{... \"stream\": true}'"
+curl -sS -N --max-time 120 -H "Authorization: Bearer $EKIDEN_API_KEY" \
+  -H 'Content-Type: application/json' -d "$(body)" "$(url)/v1/chat/completions" \
+  >"$work/stream" 2>"$work/curl" &
+stream=$!
+within 60 "ten events" sh -c "[ \"\$(grep -c '^data:' '$work/stream')\" -ge 10 ]"
+victim=$(busy_decode) || fail "no decode replica holds the stream"
+show docker kill "${victim:0:12}"
+wait "$stream" || fail "curl: $(cat "$work/curl")"
+printf '... %s events, the last two:\n' "$(grep -c '^data:' "$work/stream")"
+grep '^data:' "$work/stream" | tail -2
+grep '^data:' "$work/stream" | tail -2 | grep -q '"error"' || fail "the stream has no error event"
+
+log "the next chat"
+chat
+[ "$(answer)" = "$first" ] || fail "another answer than before"
+within 15 "the dead replica leaves the registry" replicas decode 1
+show docker compose exec -T gateway ekiden audit --idle --wait 20
+
+log "stop"
+quietly docker compose stop
+for container in $(docker compose ps -aq); do
+  [ "$container" != "$victim" ] || continue
+  state=$(docker inspect -f '{{.Name}} {{.State.ExitCode}}' "$container")
+  echo "$state"
+  [ "${state##* }" = 0 ] || fail "a service did not end cleanly: $state"
+done
+log "all held"
