@@ -49,6 +49,7 @@ class PrefillRun:
         self._session = 0
         self._sealed = False
         self._deltas: list[Delta] = []
+        self._early: list[Happening] = []
         self._local_id = ""
         self._inbox: asyncio.Queue[Happening]
 
@@ -108,22 +109,25 @@ class PrefillRun:
         await self._core.bridge.call(lambda engine: engine.open_session(self._local_id, session))
 
     async def _next(self, kind: type[E]) -> E:
-        """The next happening of ``kind``; deltas are kept, failures raised.
+        """The next happening of ``kind``; the others are kept for later, failures raised.
 
-        The wait is bounded by the caller: decode cancels the call at the request's deadline.
+        A short transfer may be over before the engine tells of the step that computed it. The
+        wait is bounded by the caller: decode cancels the call at the request's deadline.
         """
+        early = next((item for item in self._early if isinstance(item, kind)), None)
+        if early is not None:
+            self._early.remove(early)
+            return early
         while True:
             happening = await self._inbox.get()
             if isinstance(happening, kind):
                 return happening
             if isinstance(happening, Delta):
                 self._deltas.append(happening)
-            elif isinstance(happening, Failed):
-                raise ReplicaFailed(f"the transfer failed: {happening.reason}")
-            elif isinstance(happening, EkidenError):
-                raise happening
-            elif isinstance(happening, BaseException):
-                raise ReplicaFailed(repr(happening)) from happening
+            elif isinstance(happening, BaseException | Failed):
+                raise _as_error(happening)
+            else:
+                self._early.append(happening)
 
     def _hand_off(self, done: PrefillDone, request_id: str) -> pb.HandOff:
         deltas = [msgspec.structs.replace(d, request_id=request_id) for d in self._deltas]
@@ -141,6 +145,12 @@ class PrefillRun:
             if self._session:
                 self._core.fail_session(self._session, "decode ended the call")
             self._core.bridge.post(lambda engine: engine.cancel(local_id))
+
+
+def _as_error(happening: BaseException | Failed) -> EkidenError:
+    if isinstance(happening, Failed):
+        return ReplicaFailed(f"the transfer failed: {happening.reason}")
+    return happening if isinstance(happening, EkidenError) else ReplicaFailed(repr(happening))
 
 
 async def _receive(
