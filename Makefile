@@ -49,6 +49,9 @@ proto: install-dev
 compose-test:
 	@compose/test.sh
 
+compose-test:
+	@compose/test.sh
+
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 5.0
 _RETRY_S = 0.2
-_COLUMNS = ("replica", "role", "total", "free", "cached", "held", "requests", "sessions", "verdict")
+_COLUMNS = (
+    *("replica", "role", "address", "total", "free", "cached"),
+    *("held", "requests", "sessions", "verdict"),
+)
 
 _EXAMPLES = """examples:
   ekiden audit --redis redis://127.0.0.1:6379/0
@@ -34,8 +37,9 @@ _EXAMPLES = """examples:
 class Audited(msgspec.Struct, frozen=True, kw_only=True):
     """One replica's books, or why there are none."""
 
-    replica: str
-    role: str = ""
+    replica: str = "?"
+    role: str = "?"
+    address: str
     books: BlockBooks | None = None
     trouble: str = ""
 
@@ -128,13 +132,12 @@ async def _audit(address: str) -> Audited:
             call = ReplicaStub(channel).Audit(
                 AuditRequest(), timeout=CALL_TIMEOUT_S, metadata=auth_metadata(env.secret())
             )
-            return _row(await call)
+            return _row(address, await call)
         except grpc.aio.AioRpcError as error:
-            trouble = f"no answer: {error.code().name}"
-            return Audited(replica=address, trouble=trouble)
+            return Audited(address=address, trouble=f"no answer: {error.code().name}")
 
 
-def _row(reply: AuditReply) -> Audited:
+def _row(address: str, reply: AuditReply) -> Audited:
     books = BlockBooks(
         total=reply.total,
         free=reply.free,
@@ -143,7 +146,7 @@ def _row(reply: AuditReply) -> Audited:
         requests=reply.requests,
         sessions=reply.sessions,
     )
-    return Audited(replica=reply.replica_id, role=reply.role, books=books)
+    return Audited(replica=reply.replica_id, role=reply.role, address=address, books=books)
 
 
 def table(rows: Sequence[Audited]) -> str:
@@ -161,8 +164,8 @@ def table(rows: Sequence[Audited]) -> str:
 def _cells(row: Audited) -> tuple[str, ...]:
     books = row.books
     figures = (
-        ("",) * 6
+        ("-",) * 6
         if books is None
         else (books.total, books.free, books.cached, books.held, books.requests, books.sessions)
     )
-    return (row.replica, row.role, *map(str, figures), row.verdict())
+    return (row.replica, row.role, row.address, *map(str, figures), row.verdict())
