@@ -51,7 +51,14 @@ class PrefillCore:
         return local_id, inbox
 
     def close_run(self, local_id: str) -> None:
+        """The run says nothing more. Its blocks go with the later of the run and its session: a
+        short transfer may be over before the engine has told of the tokens it computed."""
         self._inboxes.pop(local_id, None)
+        if local_id not in self._sessions.values():
+            self._let_go(local_id)
+
+    def _let_go(self, local_id: str) -> None:
+        self.bridge.post(lambda engine: engine.let_go(local_id))
 
     def open_session(self, local_id: str, offer: bytes, peer: ReplicaDescription) -> int:
         """Prepare to send what the offer asks for. Blocks are held until the session drains.
@@ -84,7 +91,8 @@ class PrefillCore:
             return
         if isinstance(event, Drained):
             del self._sessions[event.session]
-            self.bridge.post(lambda engine: engine.let_go(local_id))
+            if local_id not in self._inboxes:
+                self._let_go(local_id)
         elif isinstance(event, SealedOut | Failed):
             self._tell(local_id, event)
 

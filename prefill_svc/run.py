@@ -140,11 +140,11 @@ class PrefillRun:
     def _leave(self) -> None:
         """Nothing more will be said; what is still being sent is stopped, then let go."""
         local_id = self._local_id
-        self._core.close_run(local_id)
         if not self._sealed:
+            self._core.bridge.post(lambda engine: engine.cancel(local_id))
             if self._session:
                 self._core.fail_session(self._session, "decode ended the call")
-            self._core.bridge.post(lambda engine: engine.cancel(local_id))
+        self._core.close_run(local_id)
 
 
 def _as_error(happening: BaseException | Failed) -> EkidenError:
