@@ -47,6 +47,7 @@ class _Flight:
         self.tag = tag
         self.data = data
         self.due = due
+        self.lost = ""
 
 
 class _Landing:
@@ -142,8 +143,8 @@ class MemoryTransport:
             op = next(self._numbers)
             faults, now = flight.sender._faults, self._clock.now()
             half = flight.data.nbytes // 2
-            if flight.sender._name not in self._hub.members:
-                self._tell(Completed(op, "the sender is gone"))
+            if flight.lost:
+                self._tell(Completed(op, flight.lost))
             elif flight.sender._happens(faults.hang):
                 buffer[:half] = flight.data[:half]
                 due = now + faults.late_s if faults.late_s else None
@@ -232,6 +233,9 @@ class MemoryTransport:
     def _lose(self, other: MemoryTransport, reason: str) -> None:
         """Forget ``other``: what is under way with it ends with an error."""
         self._arriving = [f for f in self._arriving if f.sender is not other]
+        for flight in self._announced.values():
+            if flight.sender is other:
+                flight.lost = reason
         for op, landing in list(self._landings.items()):
             if landing.flight.sender is other:
                 del self._landings[op]

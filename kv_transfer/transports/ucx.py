@@ -13,6 +13,8 @@ What this file decides, and why:
 - Both ends connect to each other's worker address with error handling on; UCX joins the two into
   one connection. So the receiver too hears of a dead peer, within milliseconds, and can break
   the connection, after which every receive from that peer completes.
+- UCX tells the other end of a dead process, but not of a connection closed on purpose. So a last
+  small message, the farewell, says it; where it cannot get through, deadlines do the rest.
 - A peer that only stops (SIGSTOP) is never reported by UCX; deadlines are the port's.
 """
 
@@ -26,6 +28,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from ekiden.core import env
 from ekiden.core.errors import ReplicaFailed, SetupError
@@ -41,8 +44,12 @@ SETTINGS = {
 }
 """UCX options that we set unless the operator has set ``UCX_<name>``."""
 
+MAGIC = b"ucx1"
 CLOSE_NS = 1_000_000_000
 PROBES_PER_POLL = 256
+FAREWELL = (1 << 64) - 1
+"""The tag of a farewell; its payload is the endpoint of the end that left."""
+FAREWELL_BYTES = 4096
 
 
 def _load() -> Any:
@@ -88,24 +95,25 @@ class UcxTransport:
         self._addresses: dict[bytes, int] = {}
         self._closed: deque[int] = deque()
         self._ops: dict[int, tuple[Any, memoryview]] = {}
-        self._trash: list[Any] = []
+        self._trash: list[tuple[Any, Any]] = []
         self._messages: dict[int, Any] = {}
         self._failed: list[Event] = []
         self._lost: list[Event] = []
+        self._farewells: list[tuple[Any, memoryview]] = []
         self.wire = "ucx/" + "+".join(_transports(self._context.info))
 
     def register(self, arena: memoryview) -> None:
         """UCX registers what it sends and receives by itself, and keeps it."""
 
     def describe(self) -> bytes:
-        return bytes(self._worker.address.tobytes())
+        return _wrap(bytes(self._worker.address.tobytes()))
 
     def connect(self, endpoint: bytes) -> int:
         if (known := self._addresses.get(endpoint)) is not None:
             return known
         peer = next(self._numbers)
         try:
-            address = self._ucx.UCXAddress.create_from_buffer(endpoint)
+            address = self._ucx.UCXAddress.create_from_buffer(_unwrap(endpoint))
             connection = self._ucx.UCXEndpoint.create_from_worker_address(
                 self._worker, address, True
             )
@@ -137,7 +145,8 @@ class UcxTransport:
         # Too small a buffer ends the message at both ends without moving its bytes.
         nothing = np.empty(0, np.uint8)
         found = self._messages.pop(message)
-        self._trash.append(self._worker.tag_recv_with_handle(self._array(nothing), found))
+        request = self._worker.tag_recv_with_handle(self._array(nothing), found)
+        self._trash.append((request, nothing))
 
     def poll(self, timeout_s: float) -> list[Event]:
         self._worker.progress()
@@ -153,7 +162,8 @@ class UcxTransport:
         os.eventfd_write(self._wake_fd, 1)
 
     def disconnect(self, peer: int) -> None:
-        if peer in self._peers:
+        if (connection := self._peers.get(peer)) is not None:
+            self._say_farewell(connection)
             self._drop(peer, "this end broke the connection")
 
     def close(self) -> None:
@@ -165,6 +175,7 @@ class UcxTransport:
         self._collect()
         self._ops.clear()
         self._trash.clear()
+        self._farewells.clear()
         self._epoll.close()
         os.close(self._wake_fd)
         del self._worker, self._context
@@ -180,21 +191,46 @@ class UcxTransport:
             found = self._worker.tag_probe(self._any_tag, self._no_mask, True)
             if not found.matched:
                 break
+            if (tag := found.sender_tag.value) == FAREWELL:
+                self._hear_farewell(found)
+                continue
             message = next(self._numbers)
             self._messages[message] = found
-            events.append(Incoming(message, found.sender_tag.value, found.length))
+            events.append(Incoming(message, tag, found.length))
         for op, (request, _) in list(self._ops.items()):
             if request.completed:
                 del self._ops[op]
                 events.append(Completed(op, self._error(request)))
-        self._trash = [request for request in self._trash if not request.completed]
+        self._trash = [entry for entry in self._trash if not entry[0].completed]
         # After the completions: what came through before the loss counts.
+        return events + self._losses()
+
+    def _losses(self) -> list[Event]:
         while self._closed:
             peer = self._closed.popleft()
             if (connection := self._peers.get(peer)) is not None:
                 self._drop(peer, self._reason(connection))
+        waiting, self._farewells = self._farewells, []
+        for request, buffer in waiting:
+            if not request.completed:
+                self._farewells.append((request, buffer))
+            elif (peer_left := self._addresses.get(bytes(buffer))) is not None:
+                self._drop(peer_left, "the other end broke the connection")
         lost, self._lost = self._lost, []
-        return events + lost
+        return lost
+
+    def _say_farewell(self, connection: Any) -> None:
+        if connection.alive:
+            buffer = memoryview(bytearray(self.describe()))
+            request = connection.tag_send(self._array(buffer), self._ucx.UCXXTag(FAREWELL))
+            self._worker.progress()
+            if not request.completed:
+                self._trash.append((request, buffer))
+
+    def _hear_farewell(self, found: Any) -> None:
+        buffer = np.empty(min(found.length, FAREWELL_BYTES), np.uint8)
+        request = self._worker.tag_recv_with_handle(self._array(buffer), found)
+        self._farewells.append((request, buffer.data))
 
     def _drop(self, peer: int, reason: str) -> None:
         """Close by force: with error handling on, every request of the connection then ends."""
@@ -217,6 +253,22 @@ class UcxTransport:
         except self._ucx.UCXError as error:
             return str(error) or type(error).__name__
         return ""
+
+
+def _wrap(address: bytes) -> bytes:
+    return MAGIC + xxhash.xxh3_64_digest(address) + address
+
+
+def _unwrap(endpoint: bytes) -> bytes:
+    """The worker address in an endpoint. UCX ends the process on an address that is none."""
+    head = len(MAGIC) + 8
+    address = endpoint[head:]
+    if not address or endpoint != _wrap(address):
+        raise ReplicaFailed(
+            f"a KV endpoint of {len(endpoint)} bytes is no address of the ucx wire: "
+            "give both sides the same --transport and release"
+        )
+    return address
 
 
 def _transports(info: str) -> list[str]:

@@ -19,6 +19,8 @@ from kv_transfer.sessions import ReceiveSessions, SendSessions
 from kv_transfer.transports.base import Transport
 from kv_transfer.wire import PortOptions
 
+torch.set_num_threads(1)
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EMPTY = -1.0
 
@@ -85,9 +87,7 @@ def write(
 
 
 def read(cache: torch.Tensor, kv: KvLayout, blocks: Sequence[int], tokens: int) -> torch.Tensor:
-    rows = [
-        cache[blocks[p // kv.block_size], :, :, :, p % kv.block_size] for p in range(tokens)
-    ]
+    rows = [cache[blocks[p // kv.block_size], :, :, :, p % kv.block_size] for p in range(tokens)]
     return torch.stack(rows) if rows else cache[:0, :, :, :, 0]
 
 
@@ -173,12 +173,8 @@ class Pair:
         common = {"clock": self.clock, "blocks": blocks, "options": options}
         self.prefill = Side(prefill, make_transport, role="prefill", epoch=11, **common)
         self.decode = Side(decode, make_transport, role="decode", epoch=22, **common)
-        self.sending = SendSessions(
-            self.prefill.me, self.prefill.send_port, self.clock, limits
-        )
-        self.receiving = ReceiveSessions(
-            self.decode.me, self.decode.send_port, self.clock, limits
-        )
+        self.sending = SendSessions(self.prefill.me, self.prefill.send_port, self.clock, limits)
+        self.receiving = ReceiveSessions(self.decode.me, self.decode.send_port, self.clock, limits)
         self.sent_events: list[object] = []
         self.received_events: list[object] = []
 

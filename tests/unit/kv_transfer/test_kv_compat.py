@@ -1,0 +1,67 @@
+"""The first meeting refuses what cannot work, naming both values."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from kv_rig import describe, layout
+
+from ekiden.core.errors import SetupError
+from kv_transfer.compat import check_pair
+from kv_transfer.description import ReplicaDescription
+
+
+def pair() -> tuple[ReplicaDescription, ReplicaDescription]:
+    prefill = describe(layout(tp=2, block_size=32), [b"a", b"b"], role="prefill")
+    return prefill, describe(layout(tp=1, pp=2), [b"c", b"d"], role="decode")
+
+
+def test_different_splits_and_block_sizes_are_fine() -> None:
+    check_pair(*pair())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("wire_version", 999),
+        ("model_fingerprint", "other-weights"),
+        ("tokenizer_fingerprint", "other-tokenizer"),
+        ("granule", 8),
+        ("hash_scheme", "other-scheme"),
+        ("transport", "pigeon"),
+        ("max_model_len", 777),
+    ],
+)
+def test_a_difference_is_refused_with_both_values(field: str, value: object) -> None:
+    prefill, decode = pair()
+    changed = msgspec.structs.replace(decode, **{field: value})
+    with pytest.raises(SetupError) as caught:
+        check_pair(prefill, changed)
+    assert str(value) in caught.value.message
+    assert str(getattr(prefill, field)) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kind", "latent"), ("dtype", "bfloat16"), ("num_layers", 9), ("head_dim", 77)],
+)
+def test_another_kind_of_kv_is_refused_with_both_values(field: str, value: object) -> None:
+    prefill, decode = pair()
+    kv = msgspec.structs.replace(decode.kv, **{field: value})
+    with pytest.raises(SetupError) as caught:
+        check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
+    assert str(value) in caught.value.message
+    assert str(getattr(prefill.kv, field)) in caught.value.message
+
+
+def test_a_block_size_off_the_granule_is_refused() -> None:
+    prefill, decode = pair()
+    kv = msgspec.structs.replace(decode.kv, block_size=24)
+    with pytest.raises(SetupError, match=r"24.*16"):
+        check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
+
+
+def test_ranks_without_an_endpoint_are_refused() -> None:
+    prefill, decode = pair()
+    with pytest.raises(SetupError, match="2 ranks but names 1"):
+        check_pair(prefill, msgspec.structs.replace(decode, endpoints=(b"c",)))

@@ -1,0 +1,186 @@
+"""The contract of a wire, run against every wire."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ekiden.core.errors import ReplicaFailed, SetupError
+from kv_transfer.transports import open_transport
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Transport
+from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
+from kv_transfer.transports.ucx import UcxTransport
+
+DEADLINE_S = 10.0
+SIZES = (16, 4096, 65535, 65536, 65537, 3_000_000)
+
+
+class Ends:
+    """Two ends of one wire in one process, polled in turns."""
+
+    def __init__(self, make: Callable[[], Transport]) -> None:
+        self.a, self.b = make(), make()
+        self.events: dict[Transport, list[Event]] = {self.a: [], self.b: []}
+        self.to_b = self.a.connect(self.b.describe())
+        self.to_a = self.b.connect(self.a.describe())
+
+    @property
+    def open(self) -> list[Transport]:
+        return list(self.events)
+
+    def close(self, end: Transport) -> None:
+        if self.events.pop(end, None) is not None:
+            end.close()
+
+    def wait(self, end: Transport, kind: type[Event], count: int = 1) -> list[Event]:
+        """The next ``count`` events of ``kind`` at ``end``, taken out."""
+        until = time.monotonic() + DEADLINE_S
+        while sum(isinstance(e, kind) for e in self.events[end]) < count:
+            assert time.monotonic() < until, f"only {self.events} came"
+            for other in self.open:
+                self.events[other] += other.poll(0.005)
+        found = [e for e in self.events[end] if isinstance(e, kind)][:count]
+        for event in found:
+            self.events[end].remove(event)
+        return found
+
+
+@pytest.fixture(params=["memory", "ucx"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    hub = Hub()
+    ends = Ends(UcxTransport if request.param == "ucx" else lambda: MemoryTransport(hub))
+    yield ends
+    ends.close(ends.a)
+    ends.close(ends.b)
+
+
+def pattern(size: int, seed: int) -> memoryview:
+    return memoryview(bytearray((i * 7 + seed * 13) % 251 for i in range(256)) * (size // 256 + 1))[
+        :size
+    ]
+
+
+def deliver(ends: Ends, tag: int, size: int) -> None:
+    data, target = pattern(size, tag), memoryview(bytearray(size))
+    sent = ends.a.send(ends.to_b, tag, data)
+    (incoming,) = ends.wait(ends.b, Incoming)
+    assert (incoming.tag, incoming.bytes) == (tag, size)
+    received = ends.b.receive(incoming.message, target)
+    assert ends.wait(ends.b, Completed) == [Completed(received, "")]
+    assert ends.wait(ends.a, Completed) == [Completed(sent, "")]
+    assert target == data
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_message_arrives_bit_for_bit_under_its_tag(ends: Ends, size: int) -> None:
+    deliver(ends, (1 << 63) + size, size)
+
+
+def test_messages_may_be_received_in_any_order(ends: Ends) -> None:
+    data = {tag: pattern(200_000, tag) for tag in range(1, 7)}
+    for tag, buffer in data.items():
+        ends.a.send(ends.to_b, tag, buffer)
+    incoming = ends.wait(ends.b, Incoming, 6)
+    targets = {i.tag: memoryview(bytearray(i.bytes)) for i in incoming}
+    for i in reversed(incoming):
+        ends.b.receive(i.message, targets[i.tag])
+    assert all(c.error == "" for c in ends.wait(ends.b, Completed, 6))
+    assert targets == data
+
+
+@pytest.mark.parametrize("size", [1000, 3_000_000])
+def test_a_discarded_message_ends_and_later_ones_arrive(ends: Ends, size: int) -> None:
+    ends.a.send(ends.to_b, 1, pattern(size, 1))
+    (incoming,) = ends.wait(ends.b, Incoming)
+    ends.b.discard(incoming.message)
+    ends.wait(ends.a, Completed)
+    assert not [e for e in ends.events[ends.b] if isinstance(e, Completed)]
+    deliver(ends, 2, size)
+
+
+def test_connecting_twice_is_one_connection(ends: Ends) -> None:
+    assert ends.a.connect(ends.b.describe()) == ends.to_b
+
+
+def test_breaking_a_connection_ends_what_is_under_way_at_both_ends(ends: Ends) -> None:
+    deliver(ends, 1, 16)
+    sent = ends.a.send(ends.to_b, 2, pattern(3_000_000, 2))
+    (incoming,) = ends.wait(ends.b, Incoming)
+    ends.b.disconnect(ends.to_a)
+    assert ends.wait(ends.b, PeerLost)[0].peer == ends.to_a
+    assert ends.wait(ends.a, PeerLost)[0].peer == ends.to_b
+    (failed,) = ends.wait(ends.a, Completed)
+    assert failed.op == sent
+    assert failed.error
+    # The message was announced before the loss; taking it now must end, not hang.
+    ends.b.receive(incoming.message, memoryview(bytearray(incoming.bytes)))
+    assert ends.wait(ends.b, Completed)[0].error
+
+
+def test_after_a_loss_the_same_endpoints_connect_anew(ends: Ends) -> None:
+    deliver(ends, 1, 200_000)
+    ends.a.disconnect(ends.to_b)
+    ends.wait(ends.a, PeerLost)
+    ends.wait(ends.b, PeerLost)
+    again = ends.a.connect(ends.b.describe())
+    assert again != ends.to_b
+    ends.to_b, ends.to_a = again, ends.b.connect(ends.a.describe())
+    deliver(ends, 2, 200_000)
+
+
+def test_sending_to_a_lost_peer_fails_at_once(ends: Ends) -> None:
+    ends.a.disconnect(ends.to_b)
+    op = ends.a.send(ends.to_b, 1, pattern(16, 1))
+    (failed,) = ends.wait(ends.a, Completed)
+    assert failed.op == op
+    assert failed.error
+
+
+def test_the_end_of_a_peer_is_told(ends: Ends) -> None:
+    deliver(ends, 1, 16)
+    ends.close(ends.b)
+    assert ends.wait(ends.a, PeerLost)[0].peer == ends.to_b
+
+
+def test_wake_ends_a_poll(ends: Ends) -> None:
+    while ends.a.poll(0.05):
+        pass
+    waker = threading.Timer(0.05, ends.a.wake)
+    waker.start()
+    until = time.monotonic() + DEADLINE_S
+    begun = time.thread_time()
+    ends.a.poll(DEADLINE_S)
+    assert time.monotonic() < until
+    assert time.thread_time() - begun < 0.5
+    waker.join()
+
+
+def test_an_idle_poll_sleeps(ends: Ends) -> None:
+    deliver(ends, 1, 200_000)
+    begun, polls = time.thread_time(), 0
+    until = time.monotonic() + 0.5
+    while (left := until - time.monotonic()) > 0:
+        ends.a.poll(left)
+        polls += 1
+    assert polls < 50
+    assert time.thread_time() - begun < 0.2
+
+
+@pytest.mark.parametrize("garbage", [b"", b"nonsense", bytes(81), b"\xff" * 81])
+def test_what_is_no_endpoint_is_refused(ends: Ends, garbage: bytes) -> None:
+    with pytest.raises(ReplicaFailed, match=r"endpoint|address"):
+        ends.a.connect(garbage)
+
+
+def test_an_unknown_wire_is_refused_with_the_choices() -> None:
+    with pytest.raises(SetupError, match=r"pigeon.*ucx or memory"):
+        open_transport("pigeon")
+
+
+def test_memory_that_cannot_be_registered_is_a_setup_error() -> None:
+    transport = MemoryTransport(Hub(), faults=Faults(register_fails=True))
+    with pytest.raises(SetupError, match="register"):
+        transport.register(memoryview(bytearray(16)))
