@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
-.PHONY: help demo up test test-full check proto install install-dev compose-test clean
+.PHONY: help demo up test test-full check proto bench compose-test install install-dev clean
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-full     all of it, the slow tests too"
 	@echo "make check         lint, format, types, import rules, stubs, frozen command line"
 	@echo "make proto         generate the gRPC stubs"
+	@echo "make bench         times of the whole stack on this machine (ARGS=... for ekiden up)"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
 	@echo "make clean         remove .venv and caches"
 
@@ -46,8 +47,8 @@ check: install-dev
 proto: install-dev
 	$(BIN)/python scripts/proto.py
 
-compose-test:
-	@compose/test.sh
+bench: install
+	@$(BIN)/python scripts/bench.py $(ARGS)
 
 compose-test:
 	@compose/test.sh
