@@ -21,6 +21,9 @@ export EKIDEN_TAG="test-$$" EKIDEN_PORT=0
 EKIDEN_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 EKIDEN_API_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export EKIDEN_SECRET EKIDEN_API_KEY
+# Every replica would take all cores; here they share the host.
+export EKIDEN_PREFILL_OPTIONS="-tp 2 --threads-per-rank 1"
+export EKIDEN_DECODE_OPTIONS="-tp 1 --threads-per-rank 1"
 
 QUESTION='What is the capital of France? Answer in one short sentence.'
 ANSWER=Paris
@@ -79,16 +82,25 @@ chat() {
 # The text of the answer alone: what is above the account.
 answer() { sed '/^$/,$d' "$work/chat"; }
 
+# column NAME...: those columns of `ekiden audit`, one replica a line.
+column() {
+  inside audit | awk -v names="$*" '
+    BEGIN { n = split(names, name) }
+    NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+    { for (i = 1; i <= n; i++) printf "%s%s", $(at[name[i]]), i < n ? " " : "\n" }'
+}
+
 # replicas ROLE N: whether exactly N of them are registered and answer.
-replicas() { [ "$(inside audit | awk -v role="$1" '$2 == role' | wc -l)" -eq "$2" ]; }
+replicas() { [ "$(column role | grep -c "^$1$")" -eq "$2" ]; }
 
 # The container of the decode replica that holds a request now.
 busy_decode() {
-  local id container
-  id=$(inside audit | awk '$2 == "decode" && $7 > 0 {print $1}' | head -1)
-  [ -n "$id" ] || return 1
+  local address container
+  address=$(column role address requests | awk '$1 == "decode" && $3 > 0 { print $2 }' | head -1)
+  [ -n "$address" ] || return 1
   for container in $(docker compose ps -q decode); do
-    if docker logs "$container" 2>&1 | grep -q "$id serves on"; then
+    if docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}:{{end}}' "$container" |
+      grep -qF "${address%:*}:"; then
       printf '%s' "$container"
       return 0
     fi
