@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from standin import NAMES
 
 WAIT_S = 30.0
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 Start = Callable[..., "Run"]
 
 
@@ -119,6 +121,7 @@ def test_a_signal_drains_everything_and_exits_0(start: Start, number: int):
         assert run.log(name).endswith(f"{name} drained\n")
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not here")
 def test_the_banner_has_a_curl_line_that_works(start: Start):
     run = start("--served-model-name", "m")
     run.wait_for(READY)

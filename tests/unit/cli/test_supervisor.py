@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,10 @@ from ekiden.service.supervisor import ChildDied, ChildSpec, NotReady, Supervisor
 OBEDIENT = "echo up; trap 'echo drained; exit 0' TERM; touch {ready}; sleep 60 & wait"
 STUBBORN = "trap '' TERM; touch {ready}; sleep 60 & sleep 60; sleep 60"
 TIMEOUT_S = 10.0
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="looks at /proc, and prctl is Linux's"
+)
 
 
 def spec(folder: Path, name: str, script: str, grace_s: float = 5.0) -> ChildSpec:
@@ -32,9 +36,15 @@ def spec(folder: Path, name: str, script: str, grace_s: float = 5.0) -> ChildSpe
 
 def group_is_gone(group: int) -> bool:
     """No process is left in the group, or only what waits to be reaped by init."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True)
-    rows = (line.split() for line in listed.stdout.splitlines())
-    return not any(int(pgid) == group and not stat.startswith("Z") for pgid, stat in rows)
+    return not any(pgid == group and state != "Z" for state, pgid in processes())
+
+
+def processes() -> Iterator[tuple[str, int]]:
+    """(state, process group) of every process, as /proc tells them after the name."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+            yield state, int(group)
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
@@ -126,7 +136,6 @@ async def test_later_stages_end_before_earlier_ones(tmp_path: Path):
     assert order.read_text().split() == ["gateway", "workers", "redis"]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
 def test_children_end_when_the_supervisor_is_killed(tmp_path: Path):
     program = f"""
 import asyncio
