@@ -1,0 +1,268 @@
+"""The replicas this gateway can use now: the registry's members, their links, what is booked.
+
+Joins the pure parts (routing, bookings, prefix guess) with the live ones (watcher, links).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ekiden.core.clock import Clock
+from ekiden.core.errors import EkidenError, Unavailable
+from ekiden.core.hashes import GRANULE, granule_hashes, root_hash
+from ekiden.core.types import Completion, PrefillCandidate
+from ekiden.registry.record import READY, ReplicaRecord
+from ekiden.registry.watcher import POLL_S, Watcher
+from gateway.bookings import Booking, Bookings, Suspects
+from gateway.catalog import ServedModel
+from gateway.decode_link import CONNECT_S, DecodeLink
+from gateway.prefix_guess import Life, PrefixGuess
+from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
+
+MAX_PREFILL_CANDIDATES = 3
+_RETRY_S = 1.0
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request goes. Given back to the fleet when the request ends."""
+
+    life: Life
+    link: DecodeLink
+    prefill: tuple[PrefillCandidate, ...]
+    bookings: tuple[Booking, ...]
+    predicted_cached: int
+    """Prompt tokens expected in a cache of the chosen replicas."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What every replica that may serve a model can take, in tokens."""
+
+    max_model_len: int
+    vocab_size: int
+
+
+OpenLink = Callable[[ReplicaRecord], DecodeLink]
+
+
+class Fleet:
+    """Used from one event loop."""
+
+    def __init__(
+        self, watcher: Watcher, open_link: OpenLink, *, clock: Clock, rng: random.Random
+    ) -> None:
+        self._watcher = watcher
+        self._open_link = open_link
+        self._rng = rng
+        self._links: dict[Life, DecodeLink] = {}
+        self._retired: set[DecodeLink] = set()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._guess = PrefixGuess()
+        self._bookings = Bookings(clock)
+        self._suspects = Suspects(clock)
+        watcher.on_change(self._follow)
+
+    async def start(self) -> None:
+        """Take the members known so far and give their links a moment to come up."""
+        self._follow(self._watcher.replicas())
+        await asyncio.gather(*(link.settled(CONNECT_S) for link in self._links.values()))
+
+    async def close(self) -> None:
+        links = [*self._links.values(), *self._retired]
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+
+    def fail_all(self, error: EkidenError) -> None:
+        """End every request in flight with ``error``."""
+        for link in (*self._links.values(), *self._retired):
+            link.fail_all(error)
+
+    @property
+    def stale_for_s(self) -> float:
+        return self._watcher.stale_for_s
+
+    def replicas(self) -> tuple[ReplicaRecord, ...]:
+        return self._watcher.replicas()
+
+    def limits(self, model: ServedModel) -> Limits:
+        """What fits on every usable replica of the model.
+
+        Raises:
+            Unavailable: no decode replica can serve it now; the message says what is missing.
+        """
+        records = self._usable(model, "decode") or self._unavailable(model)
+        vocabulary = min(record.vocab_size or model.tokenizer.vocab_size for record in records)
+        everyone = [*records, *self._usable(model, "prefill")]
+        return Limits(
+            max_model_len=min(record.max_model_len for record in everyone), vocab_size=vocabulary
+        )
+
+    def place(
+        self, model: ServedModel, granules: Sequence[bytes], ask: Ask, *, without: set[Life]
+    ) -> Placement:
+        """Choose replicas and book them.
+
+        Raises:
+            Unavailable: no decode replica is left.
+        """
+        prefill = self._candidates(self._usable(model, "prefill"), granules)
+        ready = [r for r in self._usable(model, "decode") if r.life not in without]
+        decode = self._candidates(ready or self._unavailable(model), granules)
+        order = order_prefill(prefill, ask, self._rng)
+        first = order_decode(decode, ask, self._rng, prefill_rate=best_rate(prefill))[0].candidate
+        chosen = [scored.candidate for scored in order[:MAX_PREFILL_CANDIDATES]]
+        return self._book(model, first, chosen, granules, ask)
+
+    def finish(self, placement: Placement, completion: Completion | None) -> None:
+        """The request ended; without a completion it was cancelled or failed."""
+        for booking in placement.bookings:
+            self._bookings.release(booking)
+        if completion is None:
+            return
+        self._suspects.worked(placement.life)
+        if placement.prefill and completion.prefill_replica:
+            self._judge_prefill(placement, completion)
+
+    def first_token(self, placement: Placement) -> None:
+        """Prefill is done with the request."""
+        for booking in placement.bookings[1:]:
+            self._bookings.release(booking)
+
+    def failed(self, placement: Placement, *, certain: bool) -> None:
+        self._suspects.failed(placement.life, certain=certain)
+
+    def missing(self, model: ServedModel) -> str | None:
+        """None if the model can be served now, else one sentence."""
+        if self._usable(model, "decode"):
+            return None
+        records = [r for r in self.replicas() if r.role == "decode" and r.model == model.name]
+        if not records:
+            return (
+                f"no decode replica of {model.name} is registered: start one with "
+                "`ekiden serve decode`"
+            )
+        reasons = "; ".join(f"{r.id} {self._why_not(r, model)}" for r in records)
+        return f"no decode replica of {model.name} can take a request: {reasons}"
+
+    def _unavailable(self, model: ServedModel) -> list[ReplicaRecord]:
+        why = self.missing(model) or f"every decode replica of {model.name} failed the request"
+        raise Unavailable(why, retry_after_s=_RETRY_S)
+
+    def _usable(self, model: ServedModel, role: str) -> list[ReplicaRecord]:
+        return [
+            record
+            for record in self.replicas()
+            if record.role == role
+            and record.model == model.name
+            and self._why_not(record, model) is None
+        ]
+
+    def _why_not(self, record: ReplicaRecord, model: ServedModel) -> str | None:
+        if record.status != READY:
+            return f"is {record.status}"
+        theirs, ours = record.tokenizer_fingerprint, model.tokenizer.fingerprint
+        if theirs and ours and theirs != ours:
+            return f"has another tokenizer.json ({theirs[:12]}) than the gateway ({ours[:12]})"
+        if record.role == "decode":
+            link = self._links.get(record.life)
+            if link is None or not link.connected:
+                return f"cannot be reached ({link.trouble if link else 'unknown'})"
+        return None
+
+    def _candidates(
+        self, records: Sequence[ReplicaRecord], granules: Sequence[bytes]
+    ) -> list[Candidate]:
+        return [
+            Candidate(
+                id=record.id,
+                epoch=record.epoch,
+                block_size=record.block_size,
+                stats=record.stats,
+                # Figures are read up to one poll after they were written.
+                booked=self._bookings.since(record.life, self._watcher.changed_at(record) - POLL_S),
+                cached_tokens=GRANULE * self._guess.cached(record.life, granules),
+                suspect=record.life in self._suspects,
+            )
+            for record in records
+        ]
+
+    def _book(
+        self,
+        model: ServedModel,
+        decode: Candidate,
+        prefill: Sequence[Candidate],
+        granules: Sequence[bytes],
+        ask: Ask,
+    ) -> Placement:
+        records = {record.life: record for record in self.replicas()}
+        chosen = (decode, *prefill[:1])
+        uncached = [max(ask.prompt - c.cached_tokens, 0) for c in chosen]
+        bookings = [
+            self._bookings.book(
+                (decode.id, decode.epoch),
+                uncached_tokens=0 if prefill else uncached[0],
+                kv_tokens=ask.prompt + ask.max_output * ask.choices,
+            )
+        ]
+        if prefill:
+            life = (prefill[0].id, prefill[0].epoch)
+            bookings.append(
+                self._bookings.book(life, uncached_tokens=uncached[1], kv_tokens=ask.prompt)
+            )
+        for candidate in chosen:
+            record = records[candidate.id, candidate.epoch]
+            capacity = record.stats.kv_blocks_total * record.block_size // GRANULE
+            self._guess.add(record.life, granules, capacity=capacity)
+        return Placement(
+            life=(decode.id, decode.epoch),
+            link=self._links[decode.id, decode.epoch],
+            prefill=tuple(
+                PrefillCandidate(
+                    replica_id=c.id, address=records[c.id, c.epoch].address, epoch=c.epoch
+                )
+                for c in prefill
+            ),
+            bookings=tuple(bookings),
+            predicted_cached=max(c.cached_tokens for c in chosen),
+        )
+
+    def _judge_prefill(self, placement: Placement, completion: Completion) -> None:
+        """The one that prefilled works; those asked before it did not."""
+        for candidate in placement.prefill:
+            life = (candidate.replica_id, candidate.epoch)
+            if candidate.replica_id == completion.prefill_replica:
+                self._suspects.worked(life)
+                return
+            self._suspects.failed(life, certain=True)
+
+    def _follow(self, records: Sequence[ReplicaRecord]) -> None:
+        """Open links to new lives, retire those of lives that are gone."""
+        decode = {record.life: record for record in records if record.role == "decode"}
+        for life, record in decode.items():
+            if life not in self._links:
+                self._links[life] = self._open_link(record)
+                self._links[life].start()
+        for life in [life for life in self._links if life not in decode]:
+            self._retire(self._links.pop(life))
+        lives = {record.life for record in records}
+        self._guess.keep_only(lives)
+        self._suspects.keep_only(lives)
+
+    def _retire(self, link: DecodeLink) -> None:
+        """No new requests; what it holds may end, then it is closed."""
+        self._retired.add(link)
+        task = asyncio.create_task(self._close_when_idle(link))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close_when_idle(self, link: DecodeLink) -> None:
+        await link.idle()
+        self._retired.discard(link)
+        await link.close()
+
+
+def prompt_granules(model: str, tokens: Sequence[int]) -> list[bytes]:
+    """The names under which the prefix guess knows a prompt."""
+    return granule_hashes(root_hash(model), tokens)

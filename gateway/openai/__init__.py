@@ -1,0 +1,1 @@
+"""OpenAI's HTTP surface: what a body may say, and the exact shape of every answer."""

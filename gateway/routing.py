@@ -1,0 +1,127 @@
+"""Which replicas serve a request: the least predicted time. Pure code over a snapshot.
+
+For prefill: the tokens ahead in its queue and the request's own uncached ones, at the rate that
+replica was measured at. For decode: those it must get computed before it starts, then the steps
+at the batch it would have, and the wait for blocks if its pool is short. Ties break at random.
+
+What is not measured yet is taken to be as good as the best replica of the pool, so that a new
+replica is tried at once. Requests that the replica's last figures cannot contain yet are added.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from ekiden.core.types import ReplicaStats
+
+_DEFAULT_PREFILL_RATE = 1000.0
+_DEFAULT_STEP_S = 0.02
+_EXPECTED_OUTPUT = 256
+"""Tokens a request is expected to give at most; few answers use their whole ``max_tokens``."""
+_STEP_FIXED = 0.5
+"""Share of a decode step that does not grow with the batch (reading the weights)."""
+
+
+class Booked(msgspec.Struct, frozen=True, kw_only=True):
+    """What this gateway sent to a replica after the replica's last figures were made."""
+
+    requests: int = 0
+    uncached_tokens: int = 0
+    kv_tokens: int = 0
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica that may be chosen, as it is known now."""
+
+    id: str
+    epoch: int
+    block_size: int
+    stats: ReplicaStats
+    booked: Booked = Booked()
+    cached_tokens: int = 0
+    """Of this request's prompt, probably in its cache already."""
+    suspect: bool = False
+    """It failed a request a moment ago: only taken when nothing else is left."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """The request to place, in tokens."""
+
+    prompt: int
+    max_output: int
+    choices: int = 1
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate and its predicted time, in seconds."""
+
+    candidate: Candidate
+    seconds: float
+
+
+def order_prefill(pool: Sequence[Candidate], ask: Ask, rng: random.Random) -> list[Scored]:
+    """All prefill replicas by predicted time to the hand-off token, best first."""
+    best_rate = _best_rate(pool)
+    return _ordered([(c, _prefill_s(c, ask, best_rate)) for c in pool], rng)
+
+
+def order_decode(
+    pool: Sequence[Candidate], ask: Ask, rng: random.Random, *, prefill_rate: float = 0.0
+) -> list[Scored]:
+    """All decode replicas by predicted time to the last token, best first.
+
+    ``prefill_rate`` is that of the best prefill replica, 0 where decode prefills by itself.
+    """
+    own_rate = _best_rate(pool)
+    step_s = min((c.stats.step_s for c in pool if c.stats.step_s), default=_DEFAULT_STEP_S)
+    scores = [
+        (c, _prefill_s(c, ask, prefill_rate or own_rate) + _decode_s(c, ask, step_s)) for c in pool
+    ]
+    return _ordered(scores, rng)
+
+
+def best_rate(pool: Sequence[Candidate]) -> float:
+    """Prefill tokens a second of the best measured replica; 0 if none was measured."""
+    return max((c.stats.prefill_tokens_per_s for c in pool), default=0.0)
+
+
+def _best_rate(pool: Sequence[Candidate]) -> float:
+    return best_rate(pool) or _DEFAULT_PREFILL_RATE
+
+
+def _prefill_s(candidate: Candidate, ask: Ask, default_rate: float) -> float:
+    ahead = candidate.stats.waiting_tokens + candidate.booked.uncached_tokens
+    uncached = max(ask.prompt - candidate.cached_tokens, 1)
+    return (ahead + uncached) / (candidate.stats.prefill_tokens_per_s or default_rate)
+
+
+def _decode_s(candidate: Candidate, ask: Ask, best_step_s: float) -> float:
+    """Steps at the batch the replica would have, plus the wait for blocks it lacks."""
+    stats, booked = candidate.stats, candidate.booked
+    batch = stats.running + stats.waiting + booked.requests
+    # An idle replica's last measurement may be of a full batch: trusting it would keep it idle.
+    step_s = stats.step_s if stats.step_s and stats.running else best_step_s
+    growth = (batch + ask.choices) / max(stats.running, 1)
+    step_s *= _STEP_FIXED + (1 - _STEP_FIXED) * growth
+    output = min(ask.max_output, _EXPECTED_OUTPUT)
+    return step_s * (output + _steps_until_room(candidate, ask, output))
+
+
+def _steps_until_room(candidate: Candidate, ask: Ask, output: int) -> float:
+    """Steps until running requests have freed the blocks that are missing, if any are."""
+    stats = candidate.stats
+    if not stats.kv_blocks_total:
+        return 0.0
+    held = stats.kv_blocks_held * candidate.block_size + candidate.booked.kv_tokens
+    need = ask.prompt - candidate.cached_tokens + output * ask.choices
+    short = held + need - stats.kv_blocks_total * candidate.block_size
+    return _EXPECTED_OUTPUT * short / held if short > 0 and held else 0.0
+
+
+def _ordered(scores: Sequence[tuple[Candidate, float]], rng: random.Random) -> list[Scored]:
+    keyed = [((c.suspect, seconds, rng.random()), c, seconds) for c, seconds in scores]
+    keyed.sort(key=lambda item: item[0])
+    return [Scored(candidate=c, seconds=seconds) for _, c, seconds in keyed]
