@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -29,6 +30,10 @@ class EchoPort:
         if verb == b"busy":
             self._emit(b"started")
             _compute(float(argument))
+        elif verb == b"freeze":
+            self._emit(b"started")
+            # With the GIL held, no other thread of this process can do anything.
+            ctypes.PyDLL(None).sleep(int(argument))
         elif verb == b"raise":
             raise RuntimeError(argument.decode())
         elif verb == b"interrupt":

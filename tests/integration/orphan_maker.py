@@ -1,6 +1,6 @@
 """A driver that is going to be killed: starts two ranks, prints their ids, and waits.
 
-``python orphan_maker.py MODEL_DIR`` idles; with ``busy`` its ranks compute meanwhile.
+``python orphan_maker.py MODEL_DIR COMMAND`` gives its ranks' ports a command to be at meanwhile.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ def main() -> None:
     )
     started = threading.Semaphore(0)
     executor.on_port_message(lambda rank, message: started.release())
-    if sys.argv[2:] == ["busy"]:
-        executor.send_port(b"busy 60")
-        for _ in range(2):
-            started.acquire(timeout=30.0)
+    executor.send_port(sys.argv[2].encode())
+    for _ in range(2):
+        started.acquire(timeout=30.0)
     print(*executor.processes, flush=True)
     threading.Event().wait(60.0)
 

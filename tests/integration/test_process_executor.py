@@ -191,11 +191,11 @@ def test_a_rank_that_raises_ends_the_replica_with_its_reason(start: Start) -> No
 
 
 def test_a_stopped_rank_is_unhealthy_and_a_busy_one_is_not(start: Start) -> None:
-    executor = start(tp=2, port=ECHO, silence_s=2.0)
+    executor = start(tp=2, port=ECHO, silence_s=3.0)
     mail = Mail(executor)
-    executor.send_port(b"busy 3.0", rank=0)
+    executor.send_port(b"busy 4.0", rank=0)
     mail.wait(1)
-    deadline = time.monotonic() + 2.8
+    deadline = time.monotonic() + 3.8
     while time.monotonic() < deadline:
         assert executor.healthy() is None
         time.sleep(0.1)
@@ -222,13 +222,12 @@ def test_a_step_that_takes_too_long_is_a_deadline_and_its_result_comes_later(
     assert driver.collect().keys() == {1}
 
 
-@pytest.mark.parametrize("mode", ["idle", "busy"])
-def test_ranks_end_within_two_seconds_of_a_killed_driver(model_dir: Path, mode: str) -> None:
-    here = Path(__file__).parent
-    script = here / "orphan_maker.py"
-    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
+@pytest.mark.parametrize("command", ["echo", "busy 60", "freeze 60"])
+def test_ranks_end_within_two_seconds_of_a_killed_driver(model_dir: Path, command: str) -> None:
+    script = Path(__file__).parent / "orphan_maker.py"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
-        [sys.executable, str(script), str(model_dir), mode],
+        [sys.executable, str(script), str(model_dir), command],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
