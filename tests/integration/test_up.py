@@ -33,6 +33,12 @@ def works_in(pid: int, folder: Path) -> bool:
         return False
 
 
+def processes_of(run_dir: Path) -> list[int]:
+    """Processes, zombies excepted, that name the run folder or, as Redis does, work in it."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if str(run_dir) in command_line(pid) or works_in(pid, run_dir)]
+
+
 class Run:
     """A running ``up`` over stand-ins."""
 
@@ -74,13 +80,7 @@ class Run:
         return int(re.search(r"begins with pid (\d+)", self.log(name))[1])
 
     def left(self) -> list[int]:
-        """Processes, zombies excepted, that name the run folder or, as Redis does, work in it."""
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        return [
-            pid
-            for pid in pids
-            if str(self.run_dir) in command_line(pid) or works_in(pid, self.run_dir)
-        ]
+        return processes_of(self.run_dir)
 
     def nothing_left(self) -> bool:
         until = time.monotonic() + WAIT_S
@@ -198,3 +198,18 @@ def test_more_replicas_are_started_as_asked(start: Start):
         assert f"{name}  ready" in re.sub(" +", "  ", run.output)
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 0
+
+
+@pytest.mark.slow
+def test_a_real_question_is_answered_over_both_pools(tmp_path: Path):
+    question = "Tell me who runs in a relay race, what they hand over, and why. " * 8
+    argv = [sys.executable, "-m", "ekiden.cli", "up", "--port", "0", "--run-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*argv, "--ask", question, "--max-tokens", "16"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"computed on prefill +[1-9]", done.stdout)
+    assert re.search(r"KV moved +[0-9.]+ MB", done.stdout)
+    assert re.search(r"wire +ucx", done.stdout)
+    assert "fallback" not in done.stdout
+    assert processes_of(tmp_path) == []
