@@ -3,7 +3,9 @@ are: f(layer, position, head, dim, k or v). Shared by the tests of the KV transf
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,7 +17,7 @@ from ekiden.parallel.split import even_split, head_split
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import TransferLimits
 from kv_transfer.port import Port
-from kv_transfer.sessions import ReceiveSessions, SendSessions
+from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
 from kv_transfer.transports.base import Transport
 from kv_transfer.wire import PortOptions
 
@@ -143,12 +145,18 @@ class Side:
             for rank in range(len(kv.ranks))
         ]
         self.muted: set[int] = set()
+        self.pipe: deque[Callable[[], None]] = deque()
         self.me = describe(kv, [p.describe() for p in self.ports], role=role, epoch=epoch)
 
     def send_port(self, message: bytes, rank: int | None) -> None:
         for number, port in enumerate(self.ports):
             if rank in (None, number) and number not in self.muted:
-                port.command(message)
+                self.pipe.append(partial(port.command, message))
+
+    def deliver(self) -> None:
+        """What the ranks' main threads do between two steps."""
+        while self.pipe:
+            self.pipe.popleft()()
 
 
 class Pair:
@@ -177,15 +185,19 @@ class Pair:
         self.receiving = ReceiveSessions(self.decode.me, self.decode.send_port, self.clock, limits)
         self.sent_events: list[object] = []
         self.received_events: list[object] = []
+        self.passed: set[int] = set()
 
     def computed(self, session: int, end: int, blocks: Sequence[int]) -> None:
         done = [ChunkDone(session=session, end=end, blocks=tuple(blocks))]
         for port in self.prefill.ports:
-            port.chunks_finished(done)
+            self.prefill.pipe.append(partial(port.chunks_finished, done))
 
-    def round(self) -> None:
-        """Every port takes one step; every session hears what its ports said."""
+    def round(self, *, busy: bool = False) -> None:
+        """Every port takes one step; every session hears what its ports said. ``busy``: the
+        ranks' main threads compute, so commands wait."""
         for side, sessions in ((self.prefill, self.sending), (self.decode, self.receiving)):
+            if not busy:
+                side.deliver()
             for port in side.ports:
                 port.step(self.timeout_s)
             emitted, side.emitted = side.emitted, []
@@ -194,6 +206,45 @@ class Pair:
             sessions.tick()
         self.sent_events += self.sending.poll()
         self.received_events += self.receiving.poll()
+
+    def run(self, rounds: int = 60, *, seal: bool = True, advance_s: float = 0.0) -> None:
+        """Rounds until nothing is open; seals are passed on as gRPC would."""
+        for _ in range(rounds):
+            if not self.sending.open_count and not self.receiving.open_count:
+                return
+            self.round()
+            for event in self.sent_events:
+                if isinstance(event, SealedOut) and seal and event.session not in self.passed:
+                    self.passed.add(event.session)
+                    self.receiving.sealed(event.session - 1, event.seal)
+            if advance_s:
+                self.clock.advance(advance_s)
+
+    def hand_off(
+        self,
+        tokens: int,
+        source_blocks: Sequence[int],
+        target_blocks: Sequence[int],
+        start: int = 0,
+    ) -> tuple[int, int]:
+        """Write the prompt into prefill's caches, open both sides, say it is computed."""
+        receive, offer = self.receiving.open("r", self.prefill.me, start, tokens, target_blocks)
+        send = self.sending.open(offer, self.decode.me)
+        for rank, cache in enumerate(self.prefill.caches):
+            write(cache, self.prefill.kv, rank, source_blocks, tokens, seed=send)
+        self.computed(send, tokens, source_blocks)
+        return receive, send
+
+    def equal(self, send: int, target_blocks: Sequence[int], tokens: int, start: int = 0) -> bool:
+        """Does decode hold what prefill computed, to the bit?"""
+        kv = self.decode.kv
+        return all(
+            torch.equal(
+                read(cache, kv, target_blocks, tokens)[start:],
+                truth(kv, rank, tokens, seed=send)[start:],
+            )
+            for rank, cache in enumerate(self.decode.caches)
+        )
 
     def close(self) -> None:
         for port in self.prefill.ports + self.decode.ports:
