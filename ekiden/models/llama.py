@@ -114,15 +114,16 @@ def load_stage(
         SetupError: a weight is missing or has another shape, or the split cannot work.
     """
     first, last = layer_split(model.num_layers, mesh.pp.size)[mesh.pp_rank]
+    embedding = _load_embedding(model, mesh, source)
     return LlamaModel(
         model=model,
         mesh=mesh,
         rope=build_rope(model.rope, model.head_dim, device),
         dtype=dtype,
         layers=[_load_layer(model, mesh, source, i, i - first) for i in range(first, last)],
-        embedding=_load_embedding(model, mesh, source),
+        embedding=embedding,
         norm=_load_norm(model, source, FINAL_NORM) if mesh.is_last_stage else None,
-        head=_load_head(model, mesh, source),
+        head=_load_head(model, mesh, source, embedding),
     )
 
 
@@ -192,15 +193,14 @@ def _load_embedding(model: ModelConfig, mesh: Mesh, source: WeightSource) -> Voc
     return VocabEmbedding.load(source, EMBEDDING, model.vocab_size, model.hidden_size, mesh.tp)
 
 
-def _load_head(model: ModelConfig, mesh: Mesh, source: WeightSource) -> LmHead | None:
-    """A tied model's head is its embedding, wherever in the pipeline the two may be."""
+def _load_head(
+    model: ModelConfig, mesh: Mesh, source: WeightSource, embedding: VocabEmbedding | None
+) -> LmHead | None:
+    """A tied model's head is its embedding: shared where both are here, else loaded for it."""
     if not mesh.is_last_stage:
         return None
-    return LmHead.load(
-        source,
-        EMBEDDING if model.tie_word_embeddings else HEAD,
-        model.vocab_size,
-        model.hidden_size,
-        mesh.tp,
-        valid=model.valid_vocab_size,
-    )
+    vocab, valid = model.vocab_size, model.valid_vocab_size
+    if model.tie_word_embeddings and embedding is not None:
+        return LmHead(embedding.weight, vocab, valid, mesh.tp)
+    name = EMBEDDING if model.tie_word_embeddings else HEAD
+    return LmHead.load(source, name, vocab, model.hidden_size, mesh.tp, valid=valid)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -57,7 +57,10 @@ def run_both(
     return out.double(), torch.cat(expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
+@example(lengths=[(0, 20), (0, 7)], kv_heads=2, group=3, window=5, block_size=4)
+@example(lengths=[(40, 1), (25, 1), (40, 1)], kv_heads=1, group=3, window=5, block_size=16)
+@example(lengths=[(40, 1), (40, 1)], kv_heads=2, group=1, window=16, block_size=4)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from([1, 1, 1, 2, 7, 20])), min_size=1, max_size=7

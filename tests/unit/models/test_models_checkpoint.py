@@ -188,6 +188,8 @@ def test_a_tied_models_stored_head_is_left_alone(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen2")
     spans = [Span([5, 6, 7], 0, [0], True)]
     before = Replica(tmp_path, pp=2).step(spans)
+    whole = Replica(tmp_path).ranks[0]
+    assert whole.head.weight is whole.embedding.weight  # type: ignore[attr-defined]
     rewrite(tmp_path, **{"lm_head.weight": torch.zeros(101, 64)})
     assert torch.equal(Replica(tmp_path, pp=2).step(spans), before)
 
