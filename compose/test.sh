@@ -16,16 +16,20 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export COMPOSE_FILE=compose/compose.yaml COMPOSE_PROJECT_NAME="ekiden-test-$$"
+export COMPOSE_ANSI=never COMPOSE_FILE=compose/compose.yaml COMPOSE_PROJECT_NAME="ekiden-test-$$"
 export EKIDEN_TAG="test-$$" EKIDEN_PORT=0
 EKIDEN_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 EKIDEN_API_KEY=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export EKIDEN_SECRET EKIDEN_API_KEY
-# Every replica would take all cores; here they share the host.
-export EKIDEN_PREFILL_OPTIONS="-tp 2 --threads-per-rank 1"
-export EKIDEN_DECODE_OPTIONS="-tp 1 --threads-per-rank 1"
+# float32, where the same answer is to be expected of any layout; and replicas that share the host
+# rather than take all its cores each.
+export EKIDEN_PREFILL_OPTIONS="-tp 2 --dtype float32 --threads-per-rank 1"
+export EKIDEN_DECODE_OPTIONS="-tp 1 --dtype float32 --threads-per-rank 1"
 
-QUESTION='What is the capital of France? Answer in one short sentence.'
+# Longer than what a decode replica prefills by itself.
+QUESTION='A friend and I are planning a long journey through Europe by train. We will start in
+Lisbon, go on to Madrid and Barcelona, and then spend some days in the capital of France before we
+travel to Brussels, Amsterdam and Berlin. What is the capital of France called?'
 ANSWER=Paris
 work=$(mktemp -d)
 
@@ -71,11 +75,13 @@ within() {
 
 url() { printf 'http://%s' "$(docker compose port gateway 8000)"; }
 ready() { curl -fsS --max-time 5 "$(url)/ready"; }
+says() { docker compose logs --no-log-prefix "$1" 2>&1 | grep -q "$2"; }
 inside() { docker compose exec -T gateway ekiden "$@"; }
 
 chat() {
-  printf '$ docker compose exec gateway ekiden chat "%s"\n' "$QUESTION"
-  inside chat --url http://127.0.0.1:8000 --max-tokens 32 "$QUESTION" | tee "$work/chat"
+  printf '$ docker compose exec gateway ekiden chat "%s"\n' "${QUESTION//$'\n'/ }"
+  inside chat --url http://127.0.0.1:8000 --max-tokens 48 \
+    "${QUESTION//$'\n'/ }" | tee "$work/chat"
   grep -q "$ANSWER" "$work/chat" || fail "the answer does not name $ANSWER"
 }
 
@@ -121,8 +127,8 @@ docker image ls --format '{{.Repository}} {{.Size}}' | grep -E '^ekiden-(worker|
 
 log "start everything but Redis"
 quietly docker compose up -d prefill decode gateway
-within 60 "the gateway answers" curl -fsS --max-time 5 "$(url)/health"
-! ready >/dev/null 2>&1 || fail "the gateway says ready before there is a Redis"
+within 60 "the gateway says what it lacks" says gateway "cannot reach Redis"
+docker compose logs --no-log-prefix gateway | grep -om1 "ekiden: cannot reach Redis.*"
 
 log "start Redis"
 quietly docker compose up -d redis
