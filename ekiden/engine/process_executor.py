@@ -107,27 +107,33 @@ class ProcessExecutor:
         )
         self._loop.start()
         try:
-            for link in self._links:
-                link.send(
-                    Setup(
-                        rank=link.rank,
-                        parent=os.getpid(),
-                        config=config,
-                        model=model,
-                        layout=self._layout,
-                        num_blocks=self._num_blocks,
-                        mesh=msgspec.msgpack.encode(self._mesh.spec),
-                        port=port or "",
-                        port_options=port_options,
-                        epoch=epoch,
-                        threads=resolve_threads(config, ranks),
-                    )
-                )
+            self._set_up(config, model, port or "", port_options, epoch)
             endpoints = self._startup.wait(start_timeout_s, progress)
         except BaseException:
             self.close()
             raise
         self._endpoints = endpoints if self._has_port else ()
+
+    def _set_up(
+        self, config: EngineConfig, model: ModelConfig, port: str, options: bytes, epoch: int
+    ) -> None:
+        threads = resolve_threads(config, len(self._links))
+        mesh = msgspec.msgpack.encode(self._mesh.spec)
+        for link in self._links:
+            setup = Setup(
+                rank=link.rank,
+                parent=os.getpid(),
+                config=config,
+                model=model,
+                layout=self._layout,
+                num_blocks=self._num_blocks,
+                mesh=mesh,
+                port=port,
+                port_options=options,
+                epoch=epoch,
+                threads=threads,
+            )
+            self._send(link, setup)
 
     @property
     def layout(self) -> KvLayout:
