@@ -2,16 +2,18 @@
 
     bind port -> load tokenizers -> reach Redis -> serve -> (SIGTERM) finish what is held -> close
 
-Exit codes: 0 after a drain, 2 when it could not be set up.
+Exit codes: 0 after a drain, 2 when it could not be set up, 130 when interrupted before it served.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_WORDS_S = 2.0
 """After the drain's deadline: for error events to reach their clients."""
 
@@ -41,6 +44,8 @@ def run(config: GatewayConfig) -> int:
     except SetupError as error:
         print(f"ekiden: {error.message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before it served: nothing is held yet
+        return 130
     return 0
 
 
@@ -73,6 +78,23 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._fleet, self._grace_s = fleet, grace_s
         self.on_started: Callable[[], None] = _nothing
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own dies of the signal after its drain; a drain is a success: exit code 0."""
+        loop = asyncio.get_running_loop()
+        for number in _STOP_SIGNALS:
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in _STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        """The first signal drains, the second ends at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -131,6 +131,13 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
                 self.changed.notify_all()
 
     async def _answer(self, request: Request, events: asyncio.Queue[pb.ServeEvent]) -> None:
+        try:
+            await self._play(request, events)
+        except Exception as error:  # a bug of the fake must not look like a slow replica
+            failure = error_to_pb(request.request_id, EkidenError(f"fake: {error!r}"))
+            await events.put(pb.ServeEvent(errors=[failure]))
+
+    async def _play(self, request: Request, events: asyncio.Queue[pb.ServeEvent]) -> None:
         if self.refuse_with is not None:
             error = error_to_pb(request.request_id, self.refuse_with)
             await events.put(pb.ServeEvent(errors=[error]))
@@ -194,7 +201,10 @@ def account(request: Request, completion_tokens: int) -> Completion:
         prompt_tokens=prompt,
         completion_tokens=completion_tokens,
         sources=TokenSources(
-            decode_cache=1, prefill_cache=2, prefill_computed=prompt - 3, reason="made up"
+            decode_cache=min(prompt, 1),
+            prefill_cache=max(min(prompt, 3) - 1, 0),
+            prefill_computed=max(prompt - 3, 0),
+            reason="made up",
         ),
         times=TimeSplit(
             queue_s=0.01, prefill_s=0.02, transfer_s=0.03, first_decode_s=0.04, decode_s=0.05

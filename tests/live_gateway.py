@@ -41,7 +41,6 @@ async def live_gateway(config: GatewayConfig) -> AsyncIterator[Live]:
                 gateway.app, http="httptools", ws="none", lifespan="off", log_config=None
             )
             server = uvicorn.Server(settings)
-            server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
             task = asyncio.create_task(server._serve(sockets=[listener]))
             try:
                 yield Live(f"http://127.0.0.1:{listener.getsockname()[1]}", gateway)
