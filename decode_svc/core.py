@@ -11,12 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.engine.engine import EngineOutput
-from ekiden.service.bridge import EngineBridge, SessionPump
+from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
-from ekiden.service.servicer import PeerTable
-from kv_transfer.messages import TransferLimits
 from kv_transfer.session import Arrived, Drained, Failed, SessionEvent
 from kv_transfer.sessions import ReceiveSessions
 
@@ -29,26 +26,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class DecodeCore:
+class DecodeCore(ReplicaCore[ReceiveSessions]):
     """The engine, the sessions and the peers of one decode replica, and who waits for what."""
 
     def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
-        self.replica = replica
-        self.clock = replica.clock
-        self.me = replica.describe()
-        self.peers = PrefillPeers(self.me, replica.config.secret)
-        self.met = PeerTable()
         self.lives: dict[str, Life] = {}
+        self.freed = asyncio.Event()
         self._handoffs: dict[int, Handoff] = {}
         self._reservations: dict[int, int] = {}
-        self.freed = asyncio.Event()
-        self._on_fatal = on_fatal
-        self.bridge = EngineBridge(replica.engine, self._on_output, self._fatal)
-        self.sessions = ReceiveSessions(
-            self.me, replica.executor.send_port, self.clock, TransferLimits()
-        )
-        self.pump = SessionPump(self.sessions, self.clock, self._on_session)
-        replica.executor.on_port_message(self.pump.on_port)
+        super().__init__(replica, ReceiveSessions, on_fatal)
+        self.peers = PrefillPeers(self.me, replica.config.secret)
 
     def _on_output(self, output: EngineOutput) -> None:
         """Hand each part of a step's output to its request, then send what each caller got."""
@@ -69,10 +56,9 @@ class DecodeCore:
         if output.finished:
             self.notify_freed()
 
-    def _fatal(self, error: BaseException) -> None:
+    def _tell_all(self, error: BaseException) -> None:
         for life in list(self.lives.values()):
             life.on_fatal(error)
-        self._on_fatal(error)
 
     def open_session(self, handoff: Handoff, start: int, end: int) -> bytes:
         """Open the session that fills the hand-off's reserved blocks; returns the offer."""
@@ -98,10 +84,6 @@ class DecodeCore:
         elif handoff is not None and isinstance(event, Failed):
             handoff.on_failed(event)
 
-    def fail_session(self, session: int, reason: str) -> None:
-        self.sessions.fail(session, reason)
-        self.pump.pump()
-
     def seal_session(self, session: int, seal: bytes) -> None:
         self.sessions.sealed(session, seal)
         self.pump.pump()
@@ -111,12 +93,6 @@ class DecodeCore:
         self.freed.set()
         self.freed = asyncio.Event()
 
-    async def audit(self) -> tuple[BlockBooks, ReplicaStats]:
-        open_sessions = self.sessions.open_count
-        books = await self.bridge.call(lambda _: self.replica.books(open_sessions))
-        return books, self.replica.stats()
-
     async def close(self) -> None:
-        self.pump.close()
         await self.peers.close()
-        await asyncio.to_thread(self.bridge.stop, 5.0)
+        await super().close()

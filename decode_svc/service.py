@@ -15,11 +15,10 @@ from ekiden.core.ids import new_request_id, new_seed
 from ekiden.core.types import PrefillCandidate, Request
 from ekiden.registry.watcher import Watcher
 from ekiden.rpc import decode_pb2 as pb
-from ekiden.rpc import decode_pb2_grpc, replica_pb2_grpc
+from ekiden.rpc import decode_pb2_grpc
 from ekiden.rpc.convert import candidate_from_pb, request_from_pb
 from ekiden.rpc.server import RpcServer, abort_with
 from ekiden.service.replica import Replica
-from ekiden.service.servicer import ReplicaServicer
 
 from .core import DecodeCore
 from .life import Life
@@ -43,9 +42,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
 
     def register(self, server: RpcServer) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server.raw)
-        replica_pb2_grpc.add_ReplicaServicer_to_server(
-            ReplicaServicer(self.core.me, self.core.met, self.core.audit), server.raw
-        )
+        self.core.register(server)
 
     async def Serve(
         self,

@@ -102,7 +102,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     session: int
 
 
-Command = OpenReceive | OpenSend | Abort
+class ReadBlock(msgspec.Struct, frozen=True, kw_only=True, tag="read"):
+    """To a port: say what is in a block that the service holds; for ``ekiden verify``."""
+
+    ticket: int
+    block: int
+
+
+Command = OpenReceive | OpenSend | Abort | ReadBlock
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -140,10 +147,22 @@ class Aborted(msgspec.Struct, frozen=True, kw_only=True, tag="aborted"):
     session: int
 
 
+class BlockRead(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+    """From a port: the bytes of a block on this rank, [kv_heads, layers, 2, size, head_dim].
+
+    ``data`` is None if the port has ended.
+    """
+
+    ticket: int
+    data: bytes | None
+
+
 PortEvent = Progress | Finished | Broken | Aborted
 
 _commands = msgspec.msgpack.Decoder(Command)
-_events = msgspec.msgpack.Decoder(PortEvent)
+_events: msgspec.msgpack.Decoder[PortEvent | BlockRead] = msgspec.msgpack.Decoder(
+    PortEvent | BlockRead
+)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -155,7 +174,7 @@ def decode_command(data: bytes) -> Command:
     return _commands.decode(data)
 
 
-def decode_event(data: bytes) -> PortEvent:
+def decode_event(data: bytes) -> PortEvent | BlockRead:
     return _events.decode(data)
 
 

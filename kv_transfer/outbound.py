@@ -93,9 +93,14 @@ class Outbound:
         self._emit(Aborted(epoch=self._epoch, session=session))
         return True
 
-    def abort_all(self) -> None:
+    def end_all(self, reason: str) -> None:
+        """The last word of every session; ``reason``: empty if they are merely given up."""
         for session in list(self._sessions):
-            self.abort(session)
+            if reason:
+                self._forget(session)
+                self._emit(Broken(epoch=self._epoch, session=session, reason=reason))
+            else:
+                self.abort(session)
 
     def peer_lost(self, peer: int, reason: str) -> None:
         for session, sending in list(self._sessions.items()):

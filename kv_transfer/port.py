@@ -22,10 +22,12 @@ from kv_transfer.inbound import Inbound
 from kv_transfer.messages import (
     Abort,
     Aborted,
+    BlockRead,
     Broken,
     Command,
     OpenReceive,
     PortEvent,
+    ReadBlock,
     decode_command,
     encode,
 )
@@ -87,6 +89,7 @@ class Port:
         self._transport = transport
         self._endpoint = transport.describe()
         self._epoch = context.epoch
+        self._cache_BHL2SD = cache_BHL2SD
         self._emit_bytes = emit
         self._wire = wire = Wire(transport, slots, options, clock)
         layout, rank, epoch = context.layout, context.rank, context.epoch
@@ -133,7 +136,7 @@ class Port:
     def close(self) -> None:
         self._closing = True
         if self._thread is None:
-            self._end("the port was closed")
+            self._end("")
             return
         with self._lock:
             if not self._dead:
@@ -159,25 +162,25 @@ class Port:
         return received or sent
 
     def _run(self) -> None:
-        reason = "the port was closed"
+        failure = ""
         try:
             more = False
             while not self._closing:
                 more = self.step(0.0 if more else IDLE_S)
         except Exception as error:
-            reason = f"the KV port's thread failed: {type(error).__name__}: {error}"
-        self._end(reason)
+            failure = f"the KV port's thread failed: {type(error).__name__}: {error}"
+        self._end(failure)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, failure: str) -> None:
         """From here on nothing is touched; whatever is open or comes gets its last word."""
         with self._lock:
             if self._dead:
                 return
-            self._dead = reason
+            self._dead = failure or "the KV port was closed"
         for order in self._inbox:
             self._refuse(order)
-        self.inbound.abort_all()
-        self.outbound.abort_all()
+        self.inbound.end_all(failure)
+        self.outbound.end_all(failure)
         self._transport.close()
 
     def _obey(self) -> None:
@@ -187,6 +190,8 @@ class Port:
         for order in orders:
             if isinstance(order, Abort):
                 self._abort(order.session)
+            elif isinstance(order, ReadBlock):
+                self._read(order)
             elif isinstance(order, OpenReceive):
                 self.inbound.open(order)
             else:
@@ -200,13 +205,20 @@ class Port:
         if not self.inbound.abort(session) and not self.outbound.abort(session):
             self._emit(Aborted(epoch=self._epoch, session=session))
 
+    def _read(self, order: ReadBlock) -> None:
+        block = self._cache_BHL2SD[order.block].contiguous().view(torch.uint8)
+        self._emit(BlockRead(ticket=order.ticket, data=block.numpy().tobytes()))
+
     def _refuse(self, order: Command) -> None:
+        if isinstance(order, ReadBlock):
+            self._emit(BlockRead(ticket=order.ticket, data=None))
+            return
         if isinstance(order, Abort):
             self._emit(Aborted(epoch=self._epoch, session=order.session))
         else:
             self._emit(Broken(epoch=self._epoch, session=order.session, reason=self._dead))
 
-    def _emit(self, event: PortEvent) -> None:
+    def _emit(self, event: PortEvent | BlockRead) -> None:
         self._emit_bytes(encode(event))
 
 

@@ -22,6 +22,7 @@ from kv_transfer.messages import (
     INDEX_BITS,
     NONCE_BITS,
     Abort,
+    BlockRead,
     OpenReceive,
     OpenSend,
     Seal,
@@ -75,6 +76,9 @@ class _Sessions(Generic[S]):
     def on_port(self, rank: int, message: bytes) -> None:
         """What a rank's port emitted."""
         event = decode_event(message)
+        if isinstance(event, BlockRead):
+            self.dropped += 1
+            return
         session = self._open.get(event.session)
         if session is None or event.epoch != self._me.epoch:
             self.dropped += 1

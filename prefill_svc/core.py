@@ -9,13 +9,11 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from ekiden.core.types import BlockBooks, Delta, ReplicaStats
+from ekiden.core.types import Delta
 from ekiden.engine.engine import EngineEvent, EngineOutput
-from ekiden.service.bridge import EngineBridge, SessionPump
+from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
-from ekiden.service.servicer import PeerTable
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.messages import TransferLimits
 from kv_transfer.session import Drained, Failed, SealedOut, SessionEvent
 from kv_transfer.sessions import SendSessions
 
@@ -23,24 +21,14 @@ Happening = EngineEvent | Delta | SealedOut | Failed | BaseException
 """What a run may be told."""
 
 
-class PrefillCore:
+class PrefillCore(ReplicaCore[SendSessions]):
     """The engine, the sessions and the peers of one prefill replica, and who waits for what."""
 
     def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
-        self.replica = replica
-        self.clock = replica.clock
-        self.me = replica.describe()
-        self.met = PeerTable()
         self._inboxes: dict[str, asyncio.Queue[Happening]] = {}
         self._sessions: dict[int, str] = {}
         self._numbers = itertools.count(1)
-        self._on_fatal = on_fatal
-        self.bridge = EngineBridge(replica.engine, self._on_output, self._fatal)
-        self.sessions = SendSessions(
-            self.me, replica.executor.send_port, self.clock, TransferLimits()
-        )
-        self.pump = SessionPump(self.sessions, self.clock, self._on_session)
-        replica.executor.on_port_message(self.pump.on_port)
+        super().__init__(replica, SendSessions, on_fatal)
 
     def open_run(self, request_id: str) -> tuple[str, asyncio.Queue[Happening]]:
         """A local id and an inbox for one run. A request that comes back after a failure gets
@@ -71,10 +59,6 @@ class PrefillCore:
         self.pump.pump()
         return session
 
-    def fail_session(self, session: int, reason: str) -> None:
-        self.sessions.fail(session, reason)
-        self.pump.pump()
-
     def _tell(self, local_id: str, happening: Happening) -> None:
         if inbox := self._inboxes.get(local_id):
             inbox.put_nowait(happening)
@@ -96,21 +80,11 @@ class PrefillCore:
         elif isinstance(event, SealedOut | Failed):
             self._tell(local_id, event)
 
-    def _fatal(self, error: BaseException) -> None:
+    def _tell_all(self, error: BaseException) -> None:
         for local_id in list(self._inboxes):
             self._tell(local_id, error)
-        self._on_fatal(error)
 
     @property
     def busy(self) -> bool:
         """Whether a run or a session is still open."""
         return bool(self._inboxes or self._sessions)
-
-    async def audit(self) -> tuple[BlockBooks, ReplicaStats]:
-        open_sessions = self.sessions.open_count
-        books = await self.bridge.call(lambda _: self.replica.books(open_sessions))
-        return books, self.replica.stats()
-
-    async def close(self) -> None:
-        self.pump.close()
-        await asyncio.to_thread(self.bridge.stop, 5.0)

@@ -9,11 +9,10 @@ import grpc
 
 from ekiden.core.errors import EkidenError, Overloaded, Unavailable
 from ekiden.rpc import prefill_pb2 as pb
-from ekiden.rpc import prefill_pb2_grpc, replica_pb2_grpc
+from ekiden.rpc import prefill_pb2_grpc
 from ekiden.rpc.convert import error_to_pb
 from ekiden.rpc.server import RpcServer
 from ekiden.service.replica import Replica
-from ekiden.service.servicer import ReplicaServicer
 
 from .core import PrefillCore
 from .run import PrefillRun
@@ -36,9 +35,7 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
 
     def register(self, server: RpcServer) -> None:
         prefill_pb2_grpc.add_PrefillServicer_to_server(self, server.raw)
-        replica_pb2_grpc.add_ReplicaServicer_to_server(
-            ReplicaServicer(self.core.me, self.core.met, self.core.audit), server.raw
-        )
+        self.core.register(server)
 
     async def Run(
         self,

@@ -7,6 +7,9 @@ import math
 from ekiden.core.errors import BadRequest
 from ekiden.core.types import Request, SamplingParams
 
+MAX_STOP_IDS = 256
+"""Before min_tokens they may not be sampled: they must never cover the vocabulary."""
+
 
 def check_request(
     request: Request, *, vocab_size: int, max_num_seqs: int, max_model_len: int, answer: int
@@ -59,6 +62,11 @@ def _check_counts(sampling: SamplingParams, max_num_seqs: int) -> None:
 
 
 def _check_stops(sampling: SamplingParams, vocab_size: int) -> None:
+    if len(sampling.stop_token_ids) > MAX_STOP_IDS:
+        raise BadRequest(
+            f"stop_token_ids holds {len(sampling.stop_token_ids)} ids: use at most {MAX_STOP_IDS}",
+            field="stop_token_ids",
+        )
     bad = next((t for t in sampling.stop_token_ids if not 0 <= t < vocab_size), None)
     if bad is not None:
         raise BadRequest(

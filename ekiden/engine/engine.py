@@ -166,6 +166,20 @@ class Engine:
         keys = chain.upto(request.prompt, len(request.prompt) - 1)
         return len(self.pool.find(chain.root, keys)) * self.config.block_size
 
+    def hold_cached(self, tokens: Sequence[int], salt: str) -> Reservation:
+        """Hold the cached blocks of a token prefix so that they can be read; ``writer_done`` with
+        the key lets go. Fewer blocks than the prefix has: the rest is not cached."""
+        chain = self._intake.chain_of(salt)
+        blocks = self.pool.find(chain.root, chain.upto(tokens, len(tokens)))
+        self.pool.retain(blocks)
+        self._reservations += 1
+        self._writers[self._reservations] = blocks
+        return Reservation(
+            key=self._reservations,
+            blocks=tuple(blocks),
+            held_tokens=len(blocks) * self.config.block_size,
+        )
+
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for the whole prompt, for KV that another replica will write.
 

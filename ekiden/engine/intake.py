@@ -37,7 +37,11 @@ class Intake:
 
     def chain(self, request: Request) -> KeyChain:
         """The keys of the request's blocks; those of another tenant or model never match."""
-        root = root_hash(self._fingerprint, salt=request.salt)
+        return self.chain_of(request.salt)
+
+    def chain_of(self, salt: str) -> KeyChain:
+        """The keys of blocks under a tenant's salt."""
+        root = root_hash(self._fingerprint, salt=salt)
         return KeyChain(root, self._config.block_size, self._config.granule)
 
     def job(self, request: Request, role: Role, now: float) -> Job:

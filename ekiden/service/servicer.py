@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from ekiden.rpc import replica_pb2 as pb
 from ekiden.rpc import replica_pb2_grpc
 from ekiden.rpc.convert import from_pb, to_pb
 from ekiden.rpc.server import abort_with
+from ekiden.service.kv_reader import KvReader
 from ekiden.service.replica import resident_bytes
 from kv_transfer.compat import check_pair
 from kv_transfer.description import ReplicaDescription
@@ -54,14 +55,17 @@ def check_meeting(me: ReplicaDescription, peer: ReplicaDescription) -> None:
 
 
 class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
-    """``Meet`` and ``Audit``."""
+    """``Meet``, ``Audit`` and ``ReadKv``."""
 
     def __init__(
         self,
         me: ReplicaDescription,
         peers: PeerTable,
         audit: Callable[[], Awaitable[tuple[BlockBooks, ReplicaStats]]],
+        reader: KvReader | None,
     ) -> None:
+        """``reader`` is None unless the operator lets peers read cached KV."""
+        self._reader = reader
         self._me = me
         self._peers = peers
         self._audit = audit
@@ -97,3 +101,17 @@ class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
             role=self._me.role,
             rss_bytes=resident_bytes(),
         )
+
+    async def ReadKv(
+        self, request: pb.ReadKvRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.KvBlock]:
+        if self._reader is None:
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "cached KV is not shown: start the replica with --enable-kv-debug",
+            )
+        try:
+            async for block in self._reader.read(tuple(request.tokens), request.salt):
+                yield block
+        except EkidenError as error:
+            await abort_with(context, error)
