@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -191,16 +192,17 @@ def test_what_arrives_is_what_was_sent_to_the_bit(bench: Callable[..., Bench], c
     assert pair.decode.sessions.open_count == 0
 
 
-def test_a_killed_peer_is_named_within_a_second(bench: Callable[..., Bench]) -> None:
+def test_a_killed_peer_is_named_long_before_any_deadline(bench: Callable[..., Bench]) -> None:
     pair = bench(big())
     prefill = pair.prefill(big(tp=2))
     session = pair.begin(prefill, 1000, list(range(63)), computed=500, seed=1)
     pair.moving(session, lambda: pair.decode.sessions._open[session].moved_bytes > 0)
     prefill.signal(signal.SIGKILL)
-    failed = pair.until(Failed, session, within_s=1.0)
+    failed = pair.until(Failed, session)
     assert failed.peer == prefill.me.replica_id
-    assert "prefill-1" in failed.reason
-    pair.until(Drained, session, within_s=1.0)
+    # A deadline would say that nothing came; the wire says that the connection is gone.
+    assert re.search(r"receiving from rank \d of prefill-1: ", failed.reason)
+    pair.until(Drained, session)
     _works_after(pair)
 
 
@@ -210,10 +212,10 @@ def test_a_stopped_peer_runs_into_the_deadline_of_its_state(bench: Callable[...,
     session = pair.begin(prefill, 1000, list(range(63)), computed=500, seed=1)
     pair.moving(session, lambda: pair.decode.sessions._open[session].moved_bytes > 0)
     prefill.signal(signal.SIGSTOP)
-    failed = pair.until(Failed, session, within_s=LIMITS.stall_s + 3)
+    failed = pair.until(Failed, session, within_s=LIMITS.stall_s + 10)
     assert failed.state.startswith("receiving")
     assert "prefill-1" in failed.reason
-    pair.until(Drained, session, within_s=1.0)
+    pair.until(Drained, session)
     _works_after(pair)
 
 
@@ -221,12 +223,12 @@ def test_a_lost_seal_and_a_missing_segment_name_their_states(bench: Callable[...
     pair = bench(big())
     prefill = pair.prefill(big())
     session = pair.begin(prefill, 100, list(range(7)), computed=100, seed=1)
-    failed = pair.until(Failed, session, within_s=LIMITS.base_s + 3)
+    failed = pair.until(Failed, session, within_s=LIMITS.base_s + 10)
     assert failed.state == "waiting for the seal"
     for verb in ("opened", "sealed", "drained"):
         prefill.expect(verb)
     session = pair.begin(prefill, 100, list(range(7)), computed=64, seed=1)
-    failed = pair.until(Failed, session, within_s=LIMITS.stall_s + 3)
+    failed = pair.until(Failed, session, within_s=LIMITS.stall_s + 10)
     assert failed.state.startswith("receiving")
 
 
@@ -238,7 +240,7 @@ def test_blocks_of_an_aborted_hand_off_serve_the_next_one(bench: Callable[..., B
     pair.moving(session, lambda: pair.decode.sessions._open[session].moved_bytes > 0)
     slow.signal(signal.SIGSTOP)
     pair.decode.sessions.fail(session, "the client left")
-    pair.until(Drained, session, within_s=1.0)
+    pair.until(Drained, session)
     again = pair.begin(other, 1000, blocks, computed=1000, seed=2)
     pair.finish(other, again)
     assert pair.equal(blocks, 1000, seed=2)

@@ -211,7 +211,7 @@ class Pair:
         """Rounds until nothing is open; seals are passed on as gRPC would."""
         for _ in range(rounds):
             if not self.sending.open_count and not self.receiving.open_count:
-                return
+                break
             self.round()
             for event in self.sent_events:
                 if isinstance(event, SealedOut) and seal and event.session not in self.passed:
@@ -219,6 +219,8 @@ class Pair:
                     self.receiving.sealed(event.session - 1, event.seal)
             if advance_s:
                 self.clock.advance(advance_s)
+        self.sent_events += self.sending.poll()
+        self.received_events += self.receiving.poll()
 
     def hand_off(
         self,

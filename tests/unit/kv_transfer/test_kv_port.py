@@ -1,0 +1,237 @@
+"""The port of a rank: its bounds, its thread, and what it says when it cannot go on."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+import torch
+from kv_rig import Pair, describe, empty_cache, layout, read, truth, write
+
+from ekiden.core.clock import ManualClock, MonotonicClock
+from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.engine.port import ChunkDone, PortContext
+from kv_transfer.messages import (
+    Abort,
+    Aborted,
+    Broken,
+    TransferLimits,
+    decode_event,
+    encode,
+    tag,
+)
+from kv_transfer.port import Port, open_port, port_options
+from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SealedOut, SendSessions
+from kv_transfer.staging import Slots
+from kv_transfer.transports.base import PeerLost
+from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
+from kv_transfer.wire import PortOptions, Wire
+
+SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
+
+
+def memory_pair(options: PortOptions | None = None, faults: Faults | None = None) -> Pair:
+    hub, clock = Hub(), ManualClock()
+    return Pair(
+        layout(tp=2),
+        layout(),
+        lambda rank: MemoryTransport(hub, clock=clock, faults=faults),
+        clock=clock,
+        options=options,
+        blocks=128,
+    )
+
+
+def context(options: bytes = b"", rank: int = 0) -> PortContext:
+    return PortContext(rank=rank, layout=layout(), epoch=5, options=options)
+
+
+def test_many_hand_offs_share_few_slots_and_all_arrive() -> None:
+    p = memory_pair(PortOptions(transport="memory", slots=2, window=1))
+    sends = []
+    for number in range(20):
+        blocks = list(range(number * 6, number * 6 + 6))
+        sends.append((p.hand_off(90, blocks, blocks)[1], blocks))
+    p.run(1000)
+    assert sum(isinstance(e, Arrived) for e in p.received_events) == 20
+    assert all(p.equal(send, blocks, 90) for send, blocks in sends)
+
+
+def test_one_peer_cannot_take_all_the_slots() -> None:
+    hub = Hub()
+    mine, stuck, good = (MemoryTransport(hub) for _ in range(3))
+    wire = Wire(mine, Slots(4, 4096), PortOptions(slots=4, window=2), MonotonicClock())
+    peer, other = mine.connect(stuck.describe()), mine.connect(good.describe())
+    for number in range(2):
+        assert wire.room(peer)
+        wire.send(1, peer, number, wire.slots.take(), 16, lambda slot, error: None)
+    assert not wire.room(peer)
+    assert wire.room(other)
+
+
+def test_a_message_that_is_early_waits_for_its_session() -> None:
+    p = memory_pair()
+    receive, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET)
+    held, p.decode.pipe = p.decode.pipe, type(p.decode.pipe)()
+    send = p.sending.open(offer, p.decode.me)
+    for rank, cache in enumerate(p.prefill.caches):
+        write(cache, p.prefill.kv, rank, SOURCE, 90, seed=send)
+    p.computed(send, 90, SOURCE)
+    for _ in range(10):
+        p.round()
+    p.decode.pipe = held
+    p.run()
+    assert [type(e) for e in p.received_events] == [Arrived, Drained]
+    assert p.equal(send, TARGET, 90)
+    assert receive == 1
+
+
+def test_a_message_nobody_announces_is_thrown_away_in_time() -> None:
+    p = memory_pair(PortOptions(transport="memory", slots=2, limbo_s=5.0))
+    stranger = p.prefill.transports[0]
+    peer = stranger.connect(p.decode.me.endpoints[0])
+    stranger.send(peer, tag(77, 1), memoryview(bytearray(64)))
+    p.decode.ports[0].step(0.0)
+    assert p.decode.ports[0].inbound.discarded == 0
+    p.clock.advance(5.0)
+    p.decode.ports[0].step(0.0)
+    assert p.decode.ports[0].inbound.discarded == 1
+
+
+def test_a_message_of_another_length_than_agreed_breaks_the_session() -> None:
+    p = memory_pair()
+    receive, _ = p.receiving.open("r", p.prefill.me, 0, 90, TARGET)
+    p.round()
+    nonce = next(iter(p.decode.ports[0].inbound._by_nonce))
+    stranger = p.prefill.transports[0]
+    peer = stranger.connect(p.decode.me.endpoints[0])
+    stranger.send(peer, tag(nonce, 0), memoryview(bytearray(64)))
+    p.round()
+    failed, drained = p.received_events
+    assert isinstance(failed, Failed)
+    assert "64 bytes" in failed.reason
+    assert drained == Drained(session=receive)
+
+
+def test_a_lost_connection_breaks_only_sessions_that_still_need_it() -> None:
+    p = memory_pair()
+    done, _ = p.hand_off(90, SOURCE, TARGET)
+    p.run(seal=False, rounds=20)
+    port = p.decode.ports[0]
+    port.inbound.peer_lost(1, "gone")
+    waiting, _ = p.receiving.open("r", p.prefill.me, 0, 16, [20])
+    p.round()
+    peer = p.decode.transports[0].connect(p.prefill.me.endpoints[0])
+    p.decode.transports[0]._tell(PeerLost(peer, "gone"))
+    p.round()
+    failed = [e for e in p.received_events if isinstance(e, Failed)]
+    assert [f.session for f in failed] == [waiting]
+    assert "rank 0 of prefill-1: gone" in failed[0].reason
+    assert done in p.receiving._open
+
+
+def test_a_dead_endpoint_fails_the_session() -> None:
+    p = memory_pair()
+    p.prefill.transports[1].close()
+    p.receiving.open("r", p.prefill.me, 0, 16, TARGET)
+    p.round()
+    p.round()
+    failed = p.received_events[0]
+    assert isinstance(failed, Failed)
+    assert "nobody is at" in failed.reason
+
+
+def test_memory_that_cannot_be_registered_keeps_the_port_from_opening() -> None:
+    transport = MemoryTransport(Hub(), faults=Faults(register_fails=True))
+    cache = empty_cache(layout(), 0, 4)
+    with pytest.raises(SetupError, match="register"):
+        Port(cache, context(), lambda message: None, PortOptions(), transport)
+
+
+def test_options_that_cannot_be_read_are_a_setup_error() -> None:
+    with pytest.raises(SetupError, match="options of the KV port"):
+        open_port(empty_cache(layout(), 0, 4), context(b"\xc1"), lambda message: None)
+
+
+def test_a_cache_that_is_not_what_the_layout_says_is_a_bug() -> None:
+    cache = empty_cache(layout(head_dim=8), 0, 4)
+    with pytest.raises(InvariantBroken, match="blocks of shape"):
+        open_port(cache, context(port_options(transport="memory")), lambda message: None)
+
+
+@pytest.mark.parametrize("transport", ["memory", "ucx"])
+def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
+    words: queue.Queue[tuple[str, bytes]] = queue.Queue()
+    caches, ports, sides = {}, {}, {}
+    kv = layout(head_dim=256)
+    for role, epoch in (("prefill", 1), ("decode", 2)):
+        caches[role] = empty_cache(kv, 0, 8)
+        where = PortContext(
+            rank=0, layout=kv, epoch=epoch, options=port_options(transport=transport)
+        )
+        ports[role] = open_port(caches[role], where, lambda m, role=role: words.put((role, m)))
+        sides[role] = describe(kv, [ports[role].describe()], role=role, epoch=epoch)
+    clock, limits = MonotonicClock(), TransferLimits(segment_tokens=32)
+    receiving = ReceiveSessions(
+        sides["decode"], lambda m, _: ports["decode"].command(m), clock, limits
+    )
+    sending = SendSessions(
+        sides["prefill"], lambda m, _: ports["prefill"].command(m), clock, limits
+    )
+    write(caches["prefill"], kv, 0, [5, 1, 3, 0, 2, 4], 90)
+    receive, offer = receiving.open("r", sides["prefill"], 0, 90, [0, 7, 1, 6, 2, 5])
+    send = sending.open(offer, sides["decode"])
+    ports["prefill"].chunks_finished([ChunkDone(session=send, end=90, blocks=(5, 1, 3, 0, 2, 4))])
+    events: list[object] = []
+    while Drained(session=receive) not in events:
+        role, message = words.get(timeout=20)
+        (sending if role == "prefill" else receiving).on_port(0, message)
+        for event in sending.poll():
+            if isinstance(event, SealedOut):
+                receiving.sealed(receive, event.seal)
+        events += receiving.poll()
+    assert isinstance(events[0], Arrived)
+    assert torch.equal(read(caches["decode"], kv, [0, 7, 1, 6, 2, 5], 90), truth(kv, 0, 90))
+    for port in ports.values():
+        port.close()
+        port.close()
+
+
+def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> None:
+    words: queue.Queue[bytes] = queue.Queue()
+    kv = layout()
+    port = open_port(empty_cache(kv, 0, 8), context(port_options(transport="memory")), words.put)
+    me = describe(kv, [port.describe()], role="decode", epoch=5)
+    receiving = ReceiveSessions(
+        me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()
+    )
+    first, _ = receiving.open("r", me, 0, 16, [0])
+    port.close()
+    second, _ = receiving.open("r", me, 0, 16, [1])
+    port.command(encode(Abort(session=second)))
+    events = [decode_event(words.get(timeout=5)) for _ in range(3)]
+    assert events[0].session == first
+    assert isinstance(events[0], Aborted | Broken)
+    assert isinstance(events[1], Broken)
+    assert events[2] == Aborted(epoch=5, session=second)
+
+
+def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    words: queue.Queue[bytes] = queue.Queue()
+    kv = layout()
+    port = open_port(empty_cache(kv, 0, 8), context(port_options(transport="memory")), words.put)
+    me = describe(kv, [port.describe()], role="decode", epoch=5)
+    receiving = ReceiveSessions(
+        me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()
+    )
+
+    def burst(timeout_s: float) -> list[object]:
+        raise OSError("the card is on fire")
+
+    monkeypatch.setattr(port._transport, "poll", burst)
+    session, _ = receiving.open("r", me, 0, 16, [0])
+    word = decode_event(words.get(timeout=5))
+    assert word.session == session
+    assert isinstance(word, Broken)
+    assert "the card is on fire" in word.reason
+    port.close()
