@@ -197,6 +197,17 @@ async def test_eos_has_no_text_and_a_character_in_pieces_is_never_shown_in_halve
     assert stream[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_a_stop_token_ends_the_text_before_itself_and_is_the_reason(
+    http: httpx.AsyncClient, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode("hello world", add_special_tokens=False)
+    body = {"model": MODEL, "prompt": prompt, "stop_token_ids": [prompt[-1]], "max_tokens": 50}
+    stream = await events(http, "/v1/completions", body)
+    assert text_of(stream) == tokenizer.decode(prompt[:-1])
+    last = stream[-2]["choices"][0]
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", prompt[-1])
+
+
 async def test_logprobs_have_one_entry_a_token_streamed_or_not(
     client: openai.AsyncOpenAI, http: httpx.AsyncClient, tokenizer: Tokenizer
 ) -> None:
