@@ -1,0 +1,182 @@
+"""The loop's threads: calls are answered at once, errors are told once, the end is an end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engine_fakes import Collected, FakeExecutor, make_engine, make_request, reference
+
+from ekiden.core.errors import BadRequest, DeadlineExceeded, ReplicaFailed, Unavailable
+from ekiden.core.types import Delta, Request
+from ekiden.engine.engine import Engine, EngineOutput
+from ekiden.engine.loop import EngineLoop
+from ekiden.engine.plan import StepPlan, StepResult
+
+WAIT = 20.0
+
+
+class Gated:
+    """The fake executor, whose steps end only when they are let through."""
+
+    def __init__(self, inner: FakeExecutor) -> None:
+        self.inner = inner
+        self.num_blocks, self.max_in_flight = inner.num_blocks, inner.max_in_flight
+        self.submitted = threading.Semaphore(0)
+        self.allowed = threading.Semaphore(0)
+        self.error: BaseException | None = None
+        self.threads: set[str] = set()
+
+    def submit(self, plan: StepPlan) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.inner.submit(plan)
+        self.submitted.release()
+
+    def collect(self, timeout_s: float) -> StepResult:
+        self.threads.add(threading.current_thread().name)
+        assert self.allowed.acquire(timeout=WAIT)
+        if self.error is not None:
+            raise self.error
+        return self.inner.collect(timeout_s)
+
+    def open(self) -> None:
+        self.allowed.release(10_000)
+
+
+class Harness:
+    """A loop over a gated executor, and what it said."""
+
+    def __init__(self) -> None:
+        self.engine, inner = make_engine()
+        self.executor = Gated(inner)
+        self.engine.executor = self.executor  # type: ignore[assignment]
+        self.said = Collected(self.engine)
+        self.fatal: list[BaseException] = []
+        self.changed = threading.Condition()
+        self.loop = EngineLoop(self.engine, self.on_output, self.on_fatal)
+        self.loop.start()
+
+    def on_output(self, output: EngineOutput) -> None:
+        with self.changed:
+            self.said.take(output)
+            self.changed.notify_all()
+
+    def on_fatal(self, error: BaseException) -> None:
+        with self.changed:
+            self.fatal.append(error)
+            self.changed.notify_all()
+
+    def until(self, condition: Any) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT)
+
+
+@pytest.fixture
+def harness() -> Iterator[Harness]:
+    each = Harness()
+    yield each
+    each.executor.open()
+    each.loop.stop(WAIT)
+
+
+def test_requests_added_by_calls_are_answered(harness: Harness) -> None:
+    harness.executor.open()
+    requests = [make_request(f"r{i}", (i, 2, 3)) for i in range(5)]
+    for request in requests:
+        harness.loop.call(lambda engine, request=request: engine.add(request)).result(WAIT)
+    harness.until(lambda: len(harness.said.finished) == 5)
+    for request in requests:
+        assert harness.said.answer(request.request_id) == reference(request, 0)
+    assert harness.executor.threads == {"ekiden-steps"}
+
+
+def test_a_call_in_the_middle_of_a_step_is_run_and_told_at_once(harness: Harness) -> None:
+    harness.loop.call(lambda engine: engine.add(make_request("busy"))).result(WAIT)
+    assert harness.executor.submitted.acquire(timeout=WAIT)
+    request = make_request("r", (4, 5, 6))
+
+    def hand_over(engine: Engine) -> None:
+        engine.reserve(request)
+        engine.hand_off("r", [_first(request)])
+
+    harness.loop.call(hand_over).result(WAIT)
+    harness.until(lambda: ("r", 0) in harness.said.tokens)
+    assert ("busy", 0) not in harness.said.tokens, "the step has not ended"
+
+
+def _first(request: Request) -> Delta:
+    return Delta(request_id=request.request_id, choice=0, tokens=reference(request, 0).tokens[:1])
+
+
+def test_a_refused_request_fails_its_call_and_nothing_else(harness: Harness) -> None:
+    harness.executor.open()
+    bad = harness.loop.call(lambda engine: engine.add(make_request(max_tokens=0)))
+    assert isinstance(bad.exception(WAIT), BadRequest)
+    harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
+    harness.until(lambda: "r" in harness.said.finished)
+    assert harness.fatal == []
+
+
+def test_broken_ranks_are_told_once_and_every_later_call_fails(harness: Harness) -> None:
+    harness.executor.error = ReplicaFailed("rank 1 died")
+    harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
+    harness.executor.open()
+    harness.until(lambda: harness.fatal)
+    error = harness.loop.call(lambda engine: engine.books()).exception(WAIT)
+    assert isinstance(error, Unavailable)
+    assert "rank 1 died" in error.message
+    assert harness.fatal == [harness.executor.error]
+
+
+def test_a_bug_in_a_call_fails_the_call_and_ends_the_loop(harness: Harness) -> None:
+    future = harness.loop.call(lambda engine: engine.no_such_thing())
+    assert isinstance(future.exception(WAIT), AttributeError)
+    harness.until(lambda: harness.fatal)
+    assert isinstance(harness.loop.call(len).exception(WAIT), Unavailable)
+
+
+def test_calls_that_wait_behind_a_fatal_one_are_answered(harness: Harness) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold(_: Engine) -> None:
+        started.set()
+        assert go.wait(WAIT)
+        raise RuntimeError("bug")
+
+    first = harness.loop.call(hold)
+    assert started.wait(WAIT)
+    behind = [harness.loop.call(lambda engine: engine.books()) for _ in range(3)]
+    go.set()
+    assert isinstance(first.exception(WAIT), RuntimeError)
+    assert all(isinstance(future.exception(WAIT), Unavailable) for future in behind)
+
+
+def test_stop_ends_both_threads_after_the_step_in_flight(harness: Harness) -> None:
+    harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
+    assert harness.executor.submitted.acquire(timeout=WAIT)
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        harness.loop.stop(0.01)
+    harness.executor.open()
+    harness.loop.stop(WAIT)
+    assert not any(t.name.startswith("ekiden-") for t in threading.enumerate())
+    assert isinstance(harness.loop.call(lambda engine: 1).exception(WAIT), Unavailable)
+    assert harness.fatal == []
+
+
+def test_a_call_whose_future_was_cancelled_is_not_run(harness: Harness) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold(_: Engine) -> None:
+        started.set()
+        assert go.wait(WAIT)
+
+    harness.loop.call(hold)
+    assert started.wait(WAIT)
+    ran: list[int] = []
+    future = harness.loop.call(lambda _: ran.append(1))
+    assert future.cancel()
+    go.set()
+    harness.loop.call(lambda _: None).result(WAIT)
+    assert ran == []
