@@ -21,7 +21,11 @@ from ekiden.parallel.shm_map import LINE, ShmMap
 logger = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "shm", "gloo", "nccl")
-_SLOT_BYTES = 1 << 20
+_SLOT_BYTES = 4 << 20
+"""One rank's part of a collective; pages are taken when first used. A prefill step's sum should
+fit in one piece: every piece is one more meeting of ranks that may not all be running.
+"""
+_MESSAGE_BYTES = 1 << 20
 
 
 class MeshSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +82,7 @@ def host_mesh(
     timeout_s: float,
     backend: str = "auto",
     device: str = "cpu",
-    message_bytes: int = _SLOT_BYTES,
+    message_bytes: int = _MESSAGE_BYTES,
     address: str = "127.0.0.1",
 ) -> MeshHost:
     """Make what ``tp * pp`` ranks need to meet.
