@@ -60,6 +60,7 @@ class Life:
         self._fallbacks: list[Fallback] = []
         self._local_reason = ""
         self._handoff: Handoff | None = None
+        self._told = False
         self._finished: asyncio.Future[RequestFinished] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -92,7 +93,7 @@ class Life:
 
     def _fail(self, error: EkidenError) -> None:
         """Tell the caller, unless it has been told how the request ended."""
-        if self._finished.done() and not self._finished.cancelled():
+        if self._told:
             return
         logger.warning("%s failed: %s", self.request.request_id, error.message)
         self.sink.error(self.request.request_id, error)
@@ -179,6 +180,7 @@ class Life:
         if finished.preemptions:
             self._fall_back("preempted", f"{finished.preemptions} times, for want of KV blocks")
         self.sink.completion(self._account(finished))
+        self._told = True
         self._finished.set_result(finished)
 
     def on_fatal(self, error: BaseException) -> None:
