@@ -88,7 +88,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. ``add_special_tokens`` adds what the model begins a text with."""
-        return list(self._inner.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Unlike ``encode``, the batch call lets other threads run, and it is twice as fast.
+        (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids outside the vocabulary have no text."""

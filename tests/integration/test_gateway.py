@@ -602,7 +602,7 @@ async def test_a_body_of_3_mb_passes_and_one_over_the_limit_is_a_413(
     ):
         body = {"model": MODEL, "prompt": "hello world " * 250_000, "max_tokens": 1}
         response = await http.post("/v1/completions", json=body)
-        assert response.status_code == 200
+        assert response.status_code == 200, response.text
         assert len(decode.requests[-1].prompt) > 400_000
 
         async def endless() -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -27,6 +28,20 @@ def test_bytes_of_all_tokens_are_the_text(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("ďábel 汉 a", add_special_tokens=False)
     joined = b"".join(tokenizer.token_bytes(token) for token in tokens)
     assert joined.decode().removeprefix(" ") == "ďábel 汉 a"
+
+
+async def test_a_long_text_is_encoded_without_stopping_other_threads(
+    bytes_tokenizer: Tokenizer,
+) -> None:
+    """Streams go on while a long prompt is tokenised: the event loop is never held for long."""
+    text = "hello world, this is some text. " * 20_000
+    encoding = asyncio.ensure_future(asyncio.to_thread(bytes_tokenizer.encode, text))
+    ticks = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        ticks += 1
+    assert ticks > 20
+    assert bytes_tokenizer.decode(await encoding) == text
 
 
 def test_special_texts_are_read_from_strings_and_objects(tokenizer: Tokenizer) -> None:
