@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.config import EngineConfig
-from ekiden.core.errors import SetupError
 from ekiden.service.supervisor import ChildDied, NotReady, Supervisor
 from ekiden.text.tokenizer import Tokenizer
 
 from .cell import Outcome, Peer, run_cell
 from .compare import Reference
-from .layouts import GRIDS, Grid, Layout
+from .layouts import Grid, Layout
 from .prompts import make_prompts
 from .reference import reference_tokens
 from .replicas import Refused, Shape, start_replica
@@ -140,20 +139,3 @@ class _GridRun:
 def _hurry() -> asyncio.Event:
     """Nothing is in flight that deserves a grace."""
     return asyncio.Event()
-
-
-def parse_grid(name: str, prefill: str, decode: str) -> Grid:
-    """A named grid, its sides replaced by the layouts given as comma-separated text.
-
-    Raises:
-        SetupError: no such grid, or a layout is not understood.
-    """
-    if name not in GRIDS:
-        raise SetupError(f"--grid {name} is unknown: choose one of {', '.join(GRIDS)}")
-    grid = GRIDS[name]
-    sides = {
-        side: tuple(Layout.parse(item) for item in text.split(","))
-        for side, text in (("prefill", prefill), ("decode", decode))
-        if text
-    }
-    return msgspec.structs.replace(grid, **sides)
