@@ -1,9 +1,9 @@
 """The port of one rank: the KV transport as the engine sees it, with one thread of its own.
 
 ``open_port`` is what a service names to the engine (``kv_transfer.port:open_port``); its
-``PortContext.options`` are ``port_options(...)``. The life of a session here: an order to send or
-to receive comes from the service; messages move (``outbound``, ``inbound``); one last word goes
-back (``Finished``, ``Broken`` or ``Aborted``), and from then on the cache is not touched for it.
+``PortContext.options`` are an encoded ``PortOptions``. The life of a session here: an order to
+send or to receive comes from the service; messages move (``outbound``, ``inbound``); one last word
+goes back (``Finished``, ``Broken`` or ``Aborted``), and from then on the cache is not touched.
 """
 
 from __future__ import annotations
@@ -41,11 +41,6 @@ from kv_transfer.wire import PortOptions, Wire
 IDLE_S = 1.0
 CLOSE_S = 5.0
 INBOX_COMMANDS = 65536
-
-
-def port_options(*, transport: str = "ucx", slots: int = 16, window: int = 4) -> bytes:
-    """``PortContext.options``: the wire's name, and the bounds that ``PortOptions`` explains."""
-    return encode(PortOptions(transport=transport, slots=slots, window=window))
 
 
 def open_port(cache: torch.Tensor, context: PortContext, emit: Callable[[bytes], None]) -> Port:

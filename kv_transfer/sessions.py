@@ -273,10 +273,12 @@ class SendSessions(_Sessions[SendSession]):
                     "one of the two has restarted; meet again"
                 )
         bad_size = offer.segment_tokens < 1 or offer.segment_tokens % self._me.granule
-        if not 0 <= offer.start <= offer.end <= self._me.max_model_len or bad_size:
+        bad_nonce = not 0 <= offer.nonce < 1 << NONCE_BITS
+        if not 0 <= offer.start <= offer.end <= self._me.max_model_len or bad_size or bad_nonce:
             raise ReplicaFailed(
                 f"{peer.replica_id} asks for positions [{offer.start}, {offer.end}) in segments "
-                f"of {offer.segment_tokens}, outside of what {self._me.replica_id} can send"
+                f"of {offer.segment_tokens} under nonce {offer.nonce}, outside of what "
+                f"{self._me.replica_id} can send"
             )
 
 

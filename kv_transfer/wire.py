@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ekiden.core.clock import Clock
-from kv_transfer.staging import Slots
 from kv_transfer.transports.base import Completed, Transport
+
+if TYPE_CHECKING:  # services set PortOptions and must not load torch for it
+    from kv_transfer.staging import Slots
 
 Done = Callable[[int, str], None]
 """(slot, error): the message is through; the slot is given back when the callable returns."""
 
 
 class PortOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a service sets for the ports of its ranks. Times in seconds."""
+    """``PortContext.options``, as msgpack: what a service sets for its ports. Times in seconds."""
 
     transport: str = "ucx"
     slots: int = 16

@@ -21,9 +21,10 @@ from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import MonotonicClock
 from ekiden.engine.port import ChunkDone, KvPort, PortContext
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.messages import TransferLimits
-from kv_transfer.port import open_port, port_options
+from kv_transfer.messages import TransferLimits, encode
+from kv_transfer.port import open_port
 from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
+from kv_transfer.wire import PortOptions
 
 
 def pack(value: object) -> str:
@@ -52,7 +53,7 @@ class Replica:
 
     def _open(self, rank: int, epoch: int) -> KvPort:
         context = PortContext(
-            rank=rank, layout=self.kv, epoch=epoch, options=port_options(transport="ucx")
+            rank=rank, layout=self.kv, epoch=epoch, options=encode(PortOptions(transport="ucx"))
         )
         return open_port(
             self.caches[rank],

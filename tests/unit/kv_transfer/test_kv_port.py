@@ -6,7 +6,7 @@ import queue
 
 import pytest
 import torch
-from kv_rig import Pair, describe, empty_cache, layout, read, truth, write
+from kv_rig import EMPTY, Pair, describe, empty_cache, layout, read, truth, write
 
 from ekiden.core.clock import ManualClock, MonotonicClock
 from ekiden.core.errors import InvariantBroken, SetupError
@@ -14,13 +14,15 @@ from ekiden.engine.port import ChunkDone, PortContext
 from kv_transfer.messages import (
     Abort,
     Aborted,
+    BlockRead,
     Broken,
+    ReadBlock,
     TransferLimits,
     decode_event,
     encode,
     tag,
 )
-from kv_transfer.port import Port, open_port, port_options
+from kv_transfer.port import Port, open_port
 from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SealedOut, SendSessions
 from kv_transfer.staging import Slots
 from kv_transfer.transports.base import PeerLost
@@ -84,6 +86,22 @@ def test_a_message_that_is_early_waits_for_its_session() -> None:
     assert [type(e) for e in p.received_events] == [Arrived, Drained]
     assert p.equal(send, TARGET, 90)
     assert receive == 1
+
+
+def test_messages_of_an_aborted_session_are_thrown_away_and_their_sender_ends() -> None:
+    p = memory_pair(faults=Faults(delay_s=5.0))
+    receive, _ = p.hand_off(90, SOURCE, TARGET)
+    p.round()
+    p.receiving.fail(receive, "cancelled")
+    p.round()
+    for _ in range(30):
+        p.clock.advance(1.0)
+        p.round()
+    inbound = p.decode.ports[0].inbound
+    assert inbound.discarded == 6
+    assert not inbound._limbo
+    assert [type(e) for e in p.sent_events] == [SealedOut, Drained]
+    assert (p.decode.caches[0] == EMPTY).all()
 
 
 def test_a_message_nobody_announces_is_thrown_away_in_time() -> None:
@@ -156,7 +174,7 @@ def test_options_that_cannot_be_read_are_a_setup_error() -> None:
 def test_a_cache_that_is_not_what_the_layout_says_is_a_bug() -> None:
     cache = empty_cache(layout(head_dim=8), 0, 4)
     with pytest.raises(InvariantBroken, match="blocks of shape"):
-        open_port(cache, context(port_options(transport="memory")), lambda message: None)
+        open_port(cache, context(encode(PortOptions(transport="memory"))), lambda message: None)
 
 
 @pytest.mark.parametrize("transport", ["memory", "ucx"])
@@ -167,7 +185,7 @@ def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
     for role, epoch in (("prefill", 1), ("decode", 2)):
         caches[role] = empty_cache(kv, 0, 8)
         where = PortContext(
-            rank=0, layout=kv, epoch=epoch, options=port_options(transport=transport)
+            rank=0, layout=kv, epoch=epoch, options=encode(PortOptions(transport=transport))
         )
         ports[role] = open_port(caches[role], where, lambda m, role=role: words.put((role, m)))
         sides[role] = describe(kv, [ports[role].describe()], role=role, epoch=epoch)
@@ -197,10 +215,25 @@ def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
         port.close()
 
 
+def test_a_block_can_be_read_and_a_closed_port_says_that_it_cannot() -> None:
+    words: queue.Queue[bytes] = queue.Queue()
+    cache = empty_cache(layout(), 0, 4)
+    cache[2] = torch.arange(cache[2].numel()).reshape(cache[2].shape)
+    port = open_port(cache, context(encode(PortOptions(transport="memory"))), words.put)
+    port.command(encode(ReadBlock(ticket=9, block=2)))
+    read_back = decode_event(words.get(timeout=5))
+    assert read_back == BlockRead(ticket=9, data=cache[2].numpy().tobytes())
+    port.close()
+    port.command(encode(ReadBlock(ticket=10, block=2)))
+    assert decode_event(words.get(timeout=5)) == BlockRead(ticket=10, data=None)
+
+
 def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> None:
     words: queue.Queue[bytes] = queue.Queue()
     kv = layout()
-    port = open_port(empty_cache(kv, 0, 8), context(port_options(transport="memory")), words.put)
+    port = open_port(
+        empty_cache(kv, 0, 8), context(encode(PortOptions(transport="memory"))), words.put
+    )
     me = describe(kv, [port.describe()], role="decode", epoch=5)
     receiving = ReceiveSessions(
         me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()
@@ -219,7 +252,9 @@ def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> Non
 def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
     words: queue.Queue[bytes] = queue.Queue()
     kv = layout()
-    port = open_port(empty_cache(kv, 0, 8), context(port_options(transport="memory")), words.put)
+    port = open_port(
+        empty_cache(kv, 0, 8), context(encode(PortOptions(transport="memory"))), words.put
+    )
     me = describe(kv, [port.describe()], role="decode", epoch=5)
     receiving = ReceiveSessions(
         me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()

@@ -218,7 +218,7 @@ def test_an_offer_out_of_bounds_is_refused() -> None:
     p = pair()
     _, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET)
     asked = msgspec.msgpack.decode(offer, type=SessionOffer)
-    for change in ({"end": 10**6}, {"start": 91}, {"segment_tokens": 0}):
+    for change in ({"end": 10**6}, {"start": 91}, {"segment_tokens": 0}, {"nonce": 1 << 40}):
         with pytest.raises(ReplicaFailed, match="outside"):
             p.sending.open(encode(msgspec.structs.replace(asked, **change)), p.decode.me)
 
