@@ -23,13 +23,14 @@ import msgspec
 from ekiden.cache.block_pool import BlockPool
 from ekiden.core.clock import Clock
 from ekiden.core.config import EngineConfig
-from ekiden.core.errors import BadRequest, InvariantBroken
+from ekiden.core.errors import InvariantBroken
 from ekiden.core.types import BlockBooks, Delta, ReplicaStats, Request
 from ekiden.engine.advance import TextFactory
 from ekiden.engine.audit import audit_blocks
 from ekiden.engine.executor import Executor
 from ekiden.engine.intake import Intake
-from ekiden.engine.job import Job, Role, check_hand_off
+from ekiden.engine.job import Role, check_hand_off
+from ekiden.engine.job_table import JobTable
 from ekiden.engine.meters import Meters, replica_stats
 from ekiden.engine.outputs import (
     EngineEvent,
@@ -40,11 +41,10 @@ from ekiden.engine.outputs import (
     Reservation,
     Started,
 )
-from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
+from ekiden.engine.plan import Chunk, StepPlan, StepResult
 from ekiden.engine.scheduling.policy import blocks_for
 from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Gate
-from ekiden.engine.scheduling.sequence import Sequence as Tokens
 
 __all__ = [
     "Engine",
@@ -102,12 +102,13 @@ class Engine:
             micro_batches=executor.max_in_flight,
         )
         self._scheduler = Scheduler(self.pool, limits)
-        self._jobs: dict[str, Job] = {}
-        self._writers: dict[int, list[int]] = {}
-        self._in_flight: deque[_Step] = deque()
-        self._output = EngineOutput()
         self._meters = Meters()
+        self._table = JobTable(
+            self._intake, self._scheduler, vocab_size=vocab_size, meters=self._meters, clock=clock
+        )
+        self._writers: dict[int, list[int]] = {}
         self._reservations = 0
+        self._in_flight: deque[_Step] = deque()
         self._steps = 0
 
     # Requests
@@ -121,11 +122,11 @@ class Engine:
         Raises:
             BadRequest: a field is wrong, the request can never fit, or its id is in use.
         """
-        job = self._new_job(request, Role.LOCAL)
+        job = self._table.new(request, Role.LOCAL)
         ends = job.replay(resume or {})
-        self._jobs[request.request_id] = job
-        self._output.deltas += ends
-        self._start(job)
+        self._table.jobs[request.request_id] = job
+        self._table.output.deltas += ends
+        self._table.start(job)
 
     def add_handoff(self, request: Request) -> None:
         """Prefill ``request`` for another replica.
@@ -133,8 +134,8 @@ class Engine:
         Raises:
             BadRequest: a field is wrong, the prompt can never fit, or its id is in use.
         """
-        job = self._new_job(request, Role.PREFILL)
-        self._jobs[request.request_id] = job
+        job = self._table.new(request, Role.PREFILL)
+        self._table.jobs[request.request_id] = job
         self._scheduler.add(self._intake.trunk(job, Gate.CLOSED))
 
     def open_session(self, request_id: str, session: int) -> None:
@@ -143,14 +144,14 @@ class Engine:
         From here on its blocks are held until ``let_go``, even after ``cancel``: the transfer
         reads them. No effect on a request that is gone or open already.
         """
-        job = self._find(request_id, Role.PREFILL)
+        job = self._table.find(request_id, Role.PREFILL)
         if job is not None and job.sequences[0].gate is not Gate.OPEN:
             self._scheduler.open(job.sequences[0], session)
 
     def let_go(self, request_id: str) -> None:
         """The transfer reads no more: forget the hand-off, done or not, and its blocks."""
-        if (job := self._find(request_id, Role.PREFILL)) is not None:
-            self._drop(job)
+        if (job := self._table.find(request_id, Role.PREFILL)) is not None:
+            self._table.drop(job)
 
     def check(self, request: Request) -> None:
         """Return if ``add`` and ``reserve`` would take the request, whatever the load.
@@ -190,11 +191,11 @@ class Engine:
         Raises:
             BadRequest: a field is wrong, the request can never fit, or its id is in use.
         """
-        job = self._new_job(request, Role.RESERVED)
+        job = self._table.new(request, Role.RESERVED)
         trunk = self._intake.trunk(job)
         if not self._scheduler.reserve(trunk):
             return None
-        self._jobs[request.request_id] = job
+        self._table.jobs[request.request_id] = job
         job.cached_tokens = trunk.cached
         self._reservations += 1
         written = trunk.blocks[trunk.cached // self.config.block_size :]
@@ -210,9 +211,7 @@ class Engine:
         No effect once the hand-off tokens came: ``recompute`` or ``cancel`` then. ``add`` and
         ``reserve`` do this by themselves.
         """
-        job = self._find(request_id, Role.RESERVED)
-        if job is not None and not job.handed:
-            self._drop(job)
+        self._table.unreserve(request_id)
 
     def hand_off(self, request_id: str, deltas: Sequence[Delta]) -> None:
         """The first token of every choice, from the prefill replica. Their deltas come out here.
@@ -223,42 +222,42 @@ class Engine:
         Raises:
             ReplicaFailed: not exactly one usable token a choice. Nothing was told to the client.
         """
-        job = self._find(request_id, Role.RESERVED)
+        job = self._table.find(request_id, Role.RESERVED)
         if job is None:
             return
         check_hand_off(job, deltas, self._vocab_size)
         for delta in sorted(deltas, key=lambda delta: delta.choice):
             logprobs = delta.logprobs[0] if delta.logprobs else None
-            self._tell(job, job.take(delta.choice, delta.tokens[0], logprobs))
+            self._table.tell(job, job.take(delta.choice, delta.tokens[0], logprobs))
         if job.done:
-            self._finish(job)
+            self._table.finish(job)
         elif job.arrived:
-            self._join(job)
+            self._table.join(job)
 
     def adopt(self, request_id: str) -> None:
         """All KV of the reserved blocks has arrived: the request joins the running batch.
 
         No effect on a request that is gone or that goes its own way already.
         """
-        job = self._find(request_id, Role.RESERVED)
+        job = self._table.find(request_id, Role.RESERVED)
         if job is None:
             return
         job.arrived = True
         if job.handed:
-            self._join(job)
+            self._table.join(job)
 
     def recompute(self, request_id: str) -> None:
         """The KV will not arrive: compute it here, from the prompt and the tokens seen.
 
         No effect on a request that is gone or that goes its own way already.
         """
-        job = self._find(request_id, Role.RESERVED)
+        job = self._table.find(request_id, Role.RESERVED)
         if job is None:
             return
-        self._release(job)
+        self._table.release(job)
         job.role = Role.LOCAL
         job.cached_tokens = 0
-        self._start(job)
+        self._table.start(job)
 
     def writer_done(self, key: int) -> None:
         """The writer of reservation ``key`` will not write any more. Repeating it is harmless."""
@@ -269,14 +268,14 @@ class Engine:
 
         Blocks that a submitted step, a writer or an open session uses stay held until it ends.
         """
-        job = self._jobs.get(request_id)
+        job = self._table.jobs.get(request_id)
         if job is None:
             return False
         if job.role is Role.PREFILL and job.sequences[0].gate is Gate.OPEN:
             job.cancelled = True
             self._scheduler.detach(job.sequences[0])
         else:
-            self._drop(job)
+            self._table.drop(job)
         return True
 
     # Steps
@@ -304,20 +303,20 @@ class Engine:
         A hand-off that waits for its session, or a reservation for its KV, is not work.
         """
         queues = self._scheduler.queues
-        return bool(self._in_flight or self._output or queues.running or queues.waiting)
+        return bool(self._in_flight or self._table.output or queues.running or queues.waiting)
 
     def next_plan(self) -> StepPlan | None:
         """The next step, which the caller must submit; None if none can start now."""
         for sequence in self._scheduler.announce():
-            self._output.events.append(Ready(sequence.request_id))
+            self._table.output.events.append(Ready(sequence.request_id))
         if len(self._in_flight) >= self.executor.max_in_flight:
             return None
         schedule = self._scheduler.schedule()
         for sequence in schedule.preempted:
-            self._jobs[sequence.request_id].preemptions += 1
+            self._table.jobs[sequence.request_id].preemptions += 1
         if schedule.chunks:
             return self._plan(schedule.chunks)
-        if not self._jobs and not self._in_flight:
+        if not self._table.jobs and not self._in_flight:
             self.audit()
         return None
 
@@ -335,13 +334,13 @@ class Engine:
         for chunk in step.chunks:
             last = chunk.is_last
             self._scheduler.collected(chunk)
-            job = self._jobs.get(chunk.sequence.request_id)
+            job = self._table.jobs.get(chunk.sequence.request_id)
             if last and job is not None and not chunk.sequence.dead and not job.cancelled:
-                self._take_samples(job, chunk.sequence, sampled)
+                self._table.take_samples(job, chunk.sequence, sampled)
 
     def take_output(self) -> EngineOutput:
         """What came out since the last time."""
-        output, self._output = self._output, EngineOutput()
+        output, self._table.output = self._table.output, EngineOutput()
         return output
 
     # Figures
@@ -359,7 +358,7 @@ class Engine:
             free=pool.free,
             cached=pool.cached,
             held=pool.held,
-            requests=len(self._jobs),
+            requests=len(self._table.jobs),
         )
 
     def stats(self) -> ReplicaStats:
@@ -372,53 +371,10 @@ class Engine:
         Raises:
             InvariantBroken: the books do not balance, or a block has an owner too many or few.
         """
-        parked = [sequence for job in self._jobs.values() for sequence in job.sequences]
+        parked = [sequence for job in self._table.jobs.values() for sequence in job.sequences]
         chunks = [chunk for step in self._in_flight for chunk in step.chunks]
         sequences = (*self._scheduler.queues.all(), *parked)
         audit_blocks(self.pool, sequences, chunks, self._writers.values())
-
-    # Inside
-
-    def _find(self, request_id: str, role: Role) -> Job | None:
-        job = self._jobs.get(request_id)
-        return job if job is not None and job.role is role else None
-
-    def _new_job(self, request: Request, role: Role) -> Job:
-        """A checked request under an id of its own."""
-        job = self._intake.job(request, role, self._clock.now())
-        self.unreserve(request.request_id)
-        if request.request_id in self._jobs:
-            raise BadRequest(
-                f"request id {request.request_id} is in use: every request needs its own",
-                field="request_id",
-            )
-        return job
-
-    def _start(self, job: Job) -> None:
-        """Let all unfinished choices wait for their turn, without blocks."""
-        for output, choices in job.groups().items():
-            self._scheduler.add(self._intake.sequence(job, output, choices))
-        if job.done:
-            self._finish(job)
-
-    def _join(self, job: Job) -> None:
-        """The reserved trunk has its KV and its first tokens: decode from here on."""
-        trunk = job.sequences[0]
-        job.role = Role.LOCAL
-        job.started = True
-        self._scheduler.join(trunk)
-        self._fork(job, trunk, [c for c in trunk.choices if job.states[c].finish is None])
-
-    def _fork(self, job: Job, trunk: Tokens, alive: list[int]) -> None:
-        """Let the choices of ``trunk`` that go on part; those that ended give up their share."""
-        job.sequences.remove(trunk)
-        if alive:
-            first_tokens = [(choice, job.states[choice].output[-1]) for choice in alive]
-            branches = self._scheduler.fork(trunk, first_tokens)
-            job.preemptions += sum(not branch.blocks for branch in branches)
-            job.sequences += branches
-        else:
-            self._scheduler.remove(trunk)
 
     def _plan(self, chunks: list[ScheduledChunk]) -> StepPlan:
         self._steps += 1
@@ -428,9 +384,9 @@ class Engine:
 
     def _chunk(self, chunk: ScheduledChunk) -> Chunk:
         sequence = chunk.sequence
-        job = self._jobs[sequence.request_id]
+        job = self._table.jobs[sequence.request_id]
         if not job.started:
-            self._note_start(job, sequence)
+            self._table.note_start(job, sequence)
         used = blocks_for(chunk.stop, self.config.block_size)
         return Chunk(
             sequence=sequence.number,
@@ -440,64 +396,3 @@ class Engine:
             samples=tuple(map(job.spec, sequence.choices)) if chunk.is_last else (),
             session=sequence.session,
         )
-
-    def _note_start(self, job: Job, sequence: Tokens) -> None:
-        job.started = True
-        prompt = len(job.request.prompt)
-        job.cached_tokens = min(sequence.cached, prompt)
-        job.computed_tokens = prompt - job.cached_tokens
-        self._output.events.append(Started(sequence.request_id, job.cached_tokens))
-
-    def _take_samples(
-        self, job: Job, sequence: Tokens, sampled: Mapping[tuple[int, int], Sampled]
-    ) -> None:
-        for choice in sequence.choices:
-            sample = sampled.get((sequence.number, choice))
-            if sample is None or not 0 <= sample.token < self._vocab_size:
-                raise InvariantBroken(
-                    f"the executor sampled {sample} for sequence {sequence.number}, choice {choice}"
-                )
-            self._tell(job, job.take(choice, sample.token, sample.logprobs))
-        if job.role is Role.PREFILL:
-            self._park(job, sequence)
-            return
-        alive = [choice for choice in sequence.choices if job.states[choice].finish is None]
-        self._fork(job, sequence, alive)
-        if job.done:
-            self._finish(job)
-
-    def _park(self, job: Job, sequence: Tokens) -> None:
-        self._scheduler.detach(sequence)
-        done = PrefillDone(sequence.request_id, job.cached_tokens, job.computed_tokens)
-        self._output.events.append(done)
-
-    def _tell(self, job: Job, delta: Delta) -> None:
-        now = self._clock.now()
-        if len(job.states[delta.choice].output) == 1 and not delta.choice:
-            job.first_at = now
-            self._meters.ttft_s.add(now - job.added_at)
-        self._output.deltas.append(delta)
-
-    def _finish(self, job: Job) -> None:
-        self._drop(job)
-        longest = max(len(state.output) for state in job.states)
-        if longest > 1:
-            self._meters.tpot_s.add((self._clock.now() - job.first_at) / (longest - 1))
-        self._output.finished.append(
-            RequestFinished(
-                request_id=job.request.request_id,
-                completion_tokens=job.completion_tokens,
-                cached_tokens=job.cached_tokens,
-                computed_tokens=job.computed_tokens,
-                preemptions=job.preemptions,
-            )
-        )
-
-    def _drop(self, job: Job) -> None:
-        self._release(job)
-        del self._jobs[job.request.request_id]
-
-    def _release(self, job: Job) -> None:
-        for sequence in job.sequences:
-            self._scheduler.remove(sequence)
-        job.sequences.clear()

@@ -508,6 +508,22 @@ def test_a_second_reservation_leaves_the_first_writers_blocks_alone() -> None:
     assert engine.books().idle
 
 
+def test_a_reservation_whose_tokens_the_client_has_seen_cannot_be_given_up() -> None:
+    engine, _ = make_engine()
+    said = Collected(engine)
+    request = make_request(prompt=PROMPT)
+    key, _, _ = reserved(engine, request)
+    engine.hand_off("r", tokens_for_hand_off(request))
+    engine.unreserve("r")
+    for how in (engine.add, engine.reserve):
+        with pytest.raises(BadRequest, match="in use"):
+            how(request)
+    engine.recompute("r")
+    engine.writer_done(key)
+    said.run()
+    check(said, request)
+
+
 def test_add_after_a_failed_reservation_prefills_here() -> None:
     engine, _ = make_engine()
     said = Collected(engine)
