@@ -12,7 +12,7 @@
 #   3. a second decode replica joins; a chat
 #   4. the decode replica that holds a stream is killed: the stream ends in an error event
 #   5. the next chat gives the right answer from the other replica, and no block is held
-#   6. everything drains and ends with exit code 0
+#   6. everything is stopped in mid-stream: the stream ends whole, every service with exit code 0
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -116,9 +116,34 @@ busy_decode() {
 
 body() {
   cat <<JSON
-{"model": "${EKIDEN_MODEL:-smollm2-135m-instruct}", "stream": true, "max_tokens": 4000,
+{"model": "${EKIDEN_MODEL:-smollm2-135m-instruct}", "stream": true, "max_tokens": $1,
  "ignore_eos": true, "messages": [{"role": "user", "content": "Tell me a very long story."}]}
 JSON
+}
+
+# complete KEY MAX_TOKENS [CURL OPTION...]: a chat as any HTTP client would ask for it.
+complete() {
+  local key=$1 tokens=$2
+  shift 2
+  curl -sS -N --max-time 180 "$@" -H "Authorization: Bearer $key" \
+    -H 'Content-Type: application/json' -d "$(body "$tokens")" "$(url)/v1/chat/completions"
+}
+
+# start_stream MAX_TOKENS: in the background, into $work/stream; returns once tokens come.
+start_stream() {
+  printf '$ curl -N %s/v1/chat/completions -d %s &\n' "$(url)" "'{... \"stream\": true}'"
+  : >"$work/stream"
+  complete "$EKIDEN_API_KEY" "$1" >"$work/stream" 2>"$work/curl" &
+  stream=$!
+  within 60 "five events" sh -c "[ \"\$(grep -c '^data:' '$work/stream')\" -ge 5 ]"
+}
+
+# end_stream PATTERN: wait for its end; one of its last two events must show the pattern.
+end_stream() {
+  wait "$stream" || fail "curl: $(cat "$work/curl")"
+  printf '... %s events, the last two:\n' "$(grep -c '^data:' "$work/stream")"
+  grep '^data:' "$work/stream" | tail -2 | tee "$work/last"
+  grep -q "$1" "$work/last" || fail "the stream does not end in $1"
 }
 
 log build
@@ -134,12 +159,11 @@ log "start Redis"
 quietly docker compose up -d redis
 within 180 "ready" ready
 within 60 "one prefill replica" replicas prefill 1
-show docker compose ps
+show docker compose ps --format 'table {{.Name}}\t{{.Status}}'
 
-log "without the key"
-code=$(curl -s -o /dev/null -w '%{http_code}' --max-time 10 -d "$(body)" \
-  -H 'Content-Type: application/json' "$(url)/v1/chat/completions")
-[ "$code" = 401 ] || fail "a chat without the key gave $code, not 401"
+log "with a wrong key"
+code=$(complete wrong 8 -o /dev/null -w '%{http_code}')
+[ "$code" = 401 ] || fail "a chat with a wrong key gave $code, not 401"
 echo "401"
 
 log chat
@@ -155,18 +179,10 @@ chat
 [ "$(answer)" = "$first" ] || fail "another answer than before"
 
 log "kill the decode replica that holds a stream"
-printf '$ curl -N %s/v1/chat/completions -d %s &\n' "$(url)" "'{... \"stream\": true}'"
-curl -sS -N --max-time 120 -H "Authorization: Bearer $EKIDEN_API_KEY" \
-  -H 'Content-Type: application/json' -d "$(body)" "$(url)/v1/chat/completions" \
-  >"$work/stream" 2>"$work/curl" &
-stream=$!
-within 60 "ten events" sh -c "[ \"\$(grep -c '^data:' '$work/stream')\" -ge 10 ]"
+start_stream 4000
 victim=$(busy_decode) || fail "no decode replica holds the stream"
 show docker kill "${victim:0:12}"
-wait "$stream" || fail "curl: $(cat "$work/curl")"
-printf '... %s events, the last two:\n' "$(grep -c '^data:' "$work/stream")"
-grep '^data:' "$work/stream" | tail -2
-grep '^data:' "$work/stream" | tail -2 | grep -q '"error"' || fail "the stream has no error event"
+end_stream '"error"'
 
 log "the next chat"
 chat
@@ -174,8 +190,11 @@ chat
 within 15 "the dead replica leaves the registry" replicas decode 1
 show docker compose exec -T gateway ekiden audit --idle --wait 20
 
-log "stop"
+log "stop in mid-stream"
+start_stream 60
+kill -0 "$stream" || fail "the stream ended before the stop"
 quietly docker compose stop
+end_stream '\[DONE\]'
 for container in $(docker compose ps -aq); do
   [ "$container" != "$victim" ] || continue
   state=$(docker inspect -f '{{.Name}} {{.State.ExitCode}}' "$container")
