@@ -81,6 +81,13 @@ def test_before_min_tokens_nothing_stops_and_the_ids_are_banned() -> None:
     assert advance(choice, 0).stop_reason == "a"
 
 
+@pytest.mark.parametrize("token", [EOS, 5])
+def test_an_id_that_comes_before_min_tokens_although_banned_does_not_stop(token: int) -> None:
+    choice = state(min_tokens=1, stop_token_ids=(5,))
+    assert advance(choice, token).finish is None
+    assert advance(choice, token).finish is STOP
+
+
 def test_ignore_eos_does_not_ban_eos_before_min_tokens() -> None:
     assert state(min_tokens=2, ignore_eos=True).banned() == ()
 
