@@ -49,6 +49,24 @@ def save_tiny_model(path: Path, *, seed: int = 0, max_len: int = 8192) -> Any:
     return model
 
 
+class TinyModel(msgspec.Struct):
+    """A checkpoint and the model that ``transformers`` makes of it."""
+
+    directory: Path
+    reference: Any
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """What transformers generates greedily in fp32."""
+        import torch
+
+        tokens = list(prompt)
+        with torch.inference_mode():
+            for _ in range(count):
+                logits = self.reference(torch.tensor([tokens])).logits[0, -1]
+                tokens.append(int(logits.argmax()))
+        return tokens[len(prompt) :]
+
+
 class Service(msgspec.Struct):
     """One running service of the stack."""
 

