@@ -77,12 +77,16 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
         if isinstance(event, Drained):
             self._handoffs.pop(event.session, None)
             key = self._reservations.pop(event.session)
-            self.bridge.post(lambda engine: engine.writer_done(key))
-            self.notify_freed()
+            self.let_go(key)
         elif handoff is not None and isinstance(event, Arrived):
             handoff.on_arrived(event)
         elif handoff is not None and isinstance(event, Failed):
             handoff.on_failed(event)
+
+    def let_go(self, key: int) -> None:
+        """Nobody writes into the blocks of reservation ``key`` any more."""
+        self.bridge.post(lambda engine: engine.writer_done(key))
+        self.notify_freed()
 
     def seal_session(self, session: int, seal: bytes) -> None:
         self.sessions.sealed(session, seal)

@@ -55,7 +55,6 @@ class Handoff:
         self.transfer = TransferStats()
         self._binding = False
         self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
-        self._cached_there = 0
 
     @property
     def who(self) -> str:
@@ -92,7 +91,7 @@ class Handoff:
         ready = (await self._next(call, "ready")).ready
         self.state = "reserving blocks here"
         await self._reserve(ready.answer_within_s)
-        offer = self.core.open_session(self, self.reservation.held_tokens, len(self.request.prompt))
+        offer = self._open_session()
         reserved = pb.Reserved(held_tokens=self.reservation.held_tokens, offer=offer)
         await call.write(pb.PrefillRequest(reserved=reserved))
         self.state = "about to prefill"
@@ -103,6 +102,14 @@ class Handoff:
         self.state = "transferring"
         self.core.seal_session(self.session, (await self._next(call, "sealed")).sealed.seal)
         await self._adopt()
+
+    def _open_session(self) -> bytes:
+        held, end = self.reservation.held_tokens, len(self.request.prompt)
+        try:
+            return self.core.open_session(self, held, end)
+        except EkidenError as error:
+            self.core.let_go(self.reservation.key)
+            raise self._failed(error.message) from error
 
     def _start(self) -> pb.PrefillStart:
         return pb.PrefillStart(
@@ -136,15 +143,30 @@ class Handoff:
             async with asyncio.timeout(within_s):
                 while True:
                     freed = self.core.freed
-                    reservation = await self.core.bridge.call(
-                        lambda engine: engine.reserve(self.request)
-                    )
-                    if reservation is not None:
+                    if (reservation := await self._try_reserve()) is not None:
                         self.reservation = reservation
                         return
                     await freed.wait()
         except TimeoutError as error:
             raise self._failed(f"no room for the prompt's blocks within {within_s:g} s") from error
+
+    async def _try_reserve(self) -> Reservation | None:
+        """One look for room. A reservation that comes when nobody waits for it any more has no
+        writer: its blocks are let go."""
+        asking = asyncio.ensure_future(
+            self.core.bridge.call(lambda engine: engine.reserve(self.request))
+        )
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._drop_late)
+            raise
+
+    def _drop_late(self, asking: asyncio.Future[Reservation | None]) -> None:
+        if asking.cancelled() or asking.exception() is not None:
+            return
+        if (reservation := asking.result()) is not None:
+            self.core.let_go(reservation.key)
 
     async def _take_tokens(self, message: pb.HandOff) -> None:
         """Emit the hand-off tokens: from here on they bind whatever happens."""
@@ -157,8 +179,8 @@ class Handoff:
             reason=f"prefilled on {self.peer.description.replica_id}",
         )
         deltas = [delta_from_pb(delta) for delta in message.deltas]
-        self._binding = True
         await self.core.bridge.call(lambda engine: engine.hand_off(self.request.request_id, deltas))
+        self._binding = True
 
     async def _adopt(self) -> None:
         arrived = await self._arrival

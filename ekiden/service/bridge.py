@@ -7,6 +7,7 @@ hand things over.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +18,8 @@ from kv_transfer.session import SessionEvent
 from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class EngineBridge:
@@ -65,6 +68,7 @@ class SessionPump:
         self._on_event = on_event
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._told: set[str] = set()
 
     def on_port(self, rank: int, message: bytes) -> None:
         """A message of a rank's port. Called on a thread of the executor."""
@@ -91,6 +95,9 @@ class SessionPump:
 
     def _tick(self) -> None:
         self._sessions.tick()
+        for trouble in set(self._sessions.stuck()) - self._told:
+            self._told.add(trouble)
+            logger.error("%s", trouble)
         self.pump()
 
     def close(self) -> None:
