@@ -52,11 +52,13 @@ class Sample(NamedTuple):
 
 
 def main() -> int:
+    sys.stdout.reconfigure(line_buffering=True)  # a row shows when it is measured
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="requests a row (default: 5)")
     parser.add_argument("--tokens", type=int, default=32, help="output tokens (default: 32)")
     parser.add_argument("--seed", type=int, default=1)
     args, up_options = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `up` too
     chance = random.Random(args.seed)
     with deployment(up_options) as url, httpx.Client(base_url=url, timeout=REQUEST_TIMEOUT_S) as c:
         model = c.get("/v1/models").json()["data"][0]["id"]
@@ -81,7 +83,7 @@ def deployment(options: list[str]) -> Iterator[str]:
         try:
             yield ready_url(up)
         finally:
-            up.send_signal(signal.SIGTERM)
+            up.terminate()
 
 
 def ready_url(up: subprocess.Popen[str]) -> str:

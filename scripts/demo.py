@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def main() -> int:
     took: dict[str, float] = {}
     for name, command in STEPS.items():
         began = time.monotonic()
-        if code := subprocess.run(command, cwd=ROOT).returncode:
+        if code := run(command):
             print(f"demo: {name} ended with exit code {code}", file=sys.stderr)
             return code
         took[name] = time.monotonic() - began
@@ -37,8 +38,14 @@ def main() -> int:
     return 0
 
 
+def run(command: list[str]) -> int:
+    """The step's exit code. Ctrl-C reaches it by the terminal, SIGTERM by us; it ends in its own
+    time, and we wait for it."""
+    with subprocess.Popen(command, cwd=ROOT) as step:
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, lambda number, frame: step.terminate())
+        return step.wait()
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

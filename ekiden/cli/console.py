@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -19,7 +20,9 @@ _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    """Print, unless whoever read our output has left: services are ended in order all the same."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def ready_line(child: Child) -> str:

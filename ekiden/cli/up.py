@@ -175,11 +175,12 @@ class Up:
                 print(f"{name} did not end in time and was killed", file=sys.stderr)
 
     def _signalled(self) -> None:
-        if self._stop.is_set():
+        again = self._stop.is_set()
+        self._stop.set()
+        if again:
             self._hurry.set()
         else:
             console.say("ending: draining what is in flight (Ctrl-C again: at once)")
-        self._stop.set()
 
     async def _until_stopped(self) -> int:
         work = asyncio.ensure_future(self._work())

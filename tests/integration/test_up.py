@@ -174,6 +174,24 @@ def test_a_signal_during_start_up_ends_all(start: Start):
     assert run.left() == []
 
 
+def test_everything_ends_when_nobody_reads_the_output_any_more(tmp_path: Path):
+    """In a pipe, as `ekiden up | tee`, whose reader was killed."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    argv = [sys.executable, str(Path(__file__).with_name("standin.py")), "up", str(run_dir)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while READY not in process.stdout.readline():
+            continue
+        process.stdout.close()
+        process.terminate()
+        try:
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+    assert processes_of(run_dir) == []
+
+
 def test_children_end_when_up_itself_is_killed(start: Start):
     run = start()
     run.wait_for(READY)
