@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ekiden.cli.models import resolve
 from ekiden.cli.options import at_least, seconds
 from ekiden.cli.serve import name_of
+from ekiden.core.env import quiet_grpc_forks
 
 if TYPE_CHECKING:
     from ekiden.verify.layouts import Layout
@@ -49,6 +50,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    quiet_grpc_forks()
     from ekiden.verify.layouts import GRIDS, Grid
     from ekiden.verify.main import VerifyConfig, run
 

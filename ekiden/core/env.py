@@ -38,6 +38,11 @@ def ucx_settings() -> frozenset[str]:
     return frozenset(name[4:] for name in os.environ if name.startswith("UCX_"))
 
 
+def quiet_grpc_forks() -> None:
+    """gRPC prints a line at each fork of a process that uses it; ours only fork to exec."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def quiet_ucx() -> None:
     """UCXX sets an option that UCX without a GPU then warns about; keep that off the screen."""
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")

@@ -54,6 +54,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             *("-tp", str(layout.tp), "-pp", str(layout.pp)),
             *("--block-size", str(layout.block_size)),
             *("--num-gpu-blocks-override", str(engine.num_gpu_blocks_override)),
+            # Both replicas work at once: more threads than cores would wait for each other.
+            *("--threads-per-rank", "1"),
             *("--transport", self.transport, "--replica-id", name, "--enable-kv-debug"),
             *("--ready-file", str(ready), "--drain-grace", str(GRACE_S)),
         )

@@ -64,5 +64,7 @@ def test_a_local_request_has_no_transfer() -> None:
 
 
 def test_a_retried_prefill_counts_from_its_last_start() -> None:
-    split = _walk([("prefill_started", 1.0), ("prefill_started", 5.0), ("first_token", 1.0)]).split()
+    split = _walk(
+        [("prefill_started", 1.0), ("prefill_started", 5.0), ("first_token", 1.0)]
+    ).split()
     assert (split.queue_s, split.prefill_s) == (6.0, 1.0)
