@@ -38,6 +38,16 @@ def ucx_settings() -> frozenset[str]:
     return frozenset(name[4:] for name in os.environ if name.startswith("UCX_"))
 
 
+def search_path() -> str:
+    """``PATH``: where programs are looked for."""
+    return os.environ.get("PATH", "")
+
+
+def for_child(**changes: str) -> dict[str, str]:
+    """The environment of a process to start: ours, with ``changes``."""
+    return {**os.environ, **changes}
+
+
 def quiet_grpc_forks() -> None:
     """gRPC prints a line at each fork of a process that uses it; ours only fork to exec."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

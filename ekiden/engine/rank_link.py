@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 
 from ekiden.core.clock import Clock
+from ekiden.core.env import for_child
 from ekiden.core.errors import ReplicaFailed
 from ekiden.engine.wire import Down, FrameReader, Up, frame
 
@@ -200,7 +201,7 @@ class RankLoop(Thread):
         # A rank imports from where its driver does; no temporary directory, no copied code.
         path = os.pathsep.join(entry for entry in sys.path if entry)
         for link in self._links:
-            link.spawn({**os.environ, "PYTHONPATH": path})
+            link.spawn(for_child(PYTHONPATH=path))
             self._selector.register(link.sock, selectors.EVENT_READ, link)
         self._selector.register(self._wakened, selectors.EVENT_READ)
 

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from ekiden.core.env import for_child, search_path
 from ekiden.core.errors import SetupError
 
 FETCH_TIMEOUT_S = 1800.0
@@ -42,7 +43,7 @@ def fetch_package(
     for folder in (target, scratch):
         folder.mkdir(parents=True)
     argv = (command or _command)(requirement, target)
-    env = os.environ | {"TMPDIR": str(scratch)}  # so that what arrives can be measured
+    env = for_child(TMPDIR=str(scratch))  # so that what arrives can be measured
     with (into / "fetch.log").open("w+b") as log:
         child = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, env=env)
         try:
@@ -69,7 +70,7 @@ def _command(requirement: str, target: Path) -> list[str]:
 
 
 def _search_path() -> str:
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return os.pathsep.join([str(Path(sys.executable).parent), search_path()])
 
 
 def _wait(child: subprocess.Popen[bytes], tick: Callable[[], None], timeout_s: float) -> None:

@@ -1,4 +1,7 @@
-"""The wires KV can move over; each implements ``kv_transfer.transports.base.Transport``."""
+"""The wires KV can move over; each implements ``kv_transfer.transports.base.Transport``.
+
+No deadlines and no sessions: a wire moves what it is told to and says what became of it.
+"""
 
 from __future__ import annotations
 

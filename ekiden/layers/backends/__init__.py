@@ -1,1 +1,4 @@
-"""Attention kernels, one file a kind of device, behind one signature."""
+"""Attention kernels, one file a kind of device, behind one signature.
+
+No weights, no mesh, no books: tensors in, tensors out.
+"""
