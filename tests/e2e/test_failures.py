@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from client import generate, request, stream
-from stack import Service, Stack, TinyModel, audit, wait_idle
+from stack import Stack, TinyModel, ranks_of, until_prefilling, wait_idle
 
 from ekiden.core.types import Completion, Delta
 
@@ -30,25 +30,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(f"{seed}/{length}").choices(range(3, 300), k=length)
 
 
-def ranks_of(service: Service) -> list[int]:
-    """Process ids of a service's ranks."""
-    pid = service.child.process.pid
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
 async def _exhaust(items: AsyncIterator[object]) -> None:
     async for _ in items:
         pass
-
-
-async def until_prefilling(prefill: Service) -> None:
-    """Until prefill has put a chunk into a step: its books show blocks held."""
-    async with asyncio.timeout(20):
-        while not (await audit(prefill)).held:
-            await asyncio.sleep(0.002)
 
 
 async def test_prefill_killed_in_mid_prompt_gives_the_right_answer_and_says_so(
