@@ -17,7 +17,7 @@ from ekiden.core.errors import SetupError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from ekiden.models.gguf_import import Metadata
+    from ekiden.models.gguf_reader import Metadata
 
 _GPT2 = "byte-level regex"
 _DIGITS = "single digits, then byte-level regex"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_llama import greedy
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.engine.plan import SampleSpec
@@ -21,24 +22,7 @@ WIDE = 5000
 
 
 def spec(**fields: Any) -> SampleSpec:
-    values: dict[str, Any] = {
-        "choice": 0,
-        "seed": 7,
-        "position": 0,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
-        "banned": (),
-        "prompt": (),
-        "output": (),
-        "logprobs": None,
-    }
-    return SampleSpec(**(values | fields))
+    return greedy(**({"temperature": 1.0, "seed": 7} | fields))
 
 
 def one(logits: list[float] | torch.Tensor, **fields: Any) -> int:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ekiden.core.errors import SetupError
-from ekiden.models.gguf_import import _llama3_factors, import_gguf, to_bf16, unpermute
+from ekiden.models.gguf_config import _llama3_factors
+from ekiden.models.gguf_import import import_gguf, to_bf16, unpermute
 
 
 def llama(tied: bool = False, **changes: Any):
