@@ -53,8 +53,8 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
                 touched.add(life.sink)
         for sink in touched:
             sink.flush()
-        if output.finished:
-            self.notify_freed()
+        if output.room:
+            self._notify_freed()
 
     def _tell_all(self, error: BaseException) -> None:
         for life in list(self.lives.values()):
@@ -86,14 +86,13 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
     def let_go(self, key: int) -> None:
         """Nobody writes into the blocks of reservation ``key`` any more."""
         self.bridge.post(lambda engine: engine.writer_done(key))
-        self.notify_freed()
 
     def seal_session(self, session: int, seal: bytes) -> None:
         self.sessions.sealed(session, seal)
         self.pump.pump()
 
-    def notify_freed(self) -> None:
-        """Blocks may have become free: whoever waits on ``freed`` looks again."""
+    def _notify_freed(self) -> None:
+        """There may be room now: whoever waits on ``freed`` looks again."""
         self.freed.set()
         self.freed = asyncio.Event()
 

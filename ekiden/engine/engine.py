@@ -341,6 +341,7 @@ class Engine:
     def take_output(self) -> EngineOutput:
         """What came out since the last time."""
         output, self._table.output = self._table.output, EngineOutput()
+        output.room = self._scheduler.made_room()
         return output
 
     # Figures

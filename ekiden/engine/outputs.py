@@ -51,9 +51,11 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     deltas: list[Delta] = []
     events: list[EngineEvent] = []
     finished: list[RequestFinished] = []
+    room: bool = False
+    """Blocks or seats became free: what ``reserve`` had no room for may fit now."""
 
     def __bool__(self) -> bool:
-        return bool(self.deltas or self.events or self.finished)
+        return bool(self.deltas or self.events or self.finished or self.room)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,6 +81,7 @@ class Scheduler:
         self.pool = pool
         self.limits = limits
         self.queues = Queues()
+        self._room = self._room_now()
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence without blocks wait for its turn."""
@@ -124,6 +125,16 @@ class Scheduler:
             return False
         self.queues.reserved.append(sequence)
         return True
+
+    def made_room(self) -> bool:
+        """Whether ``reserve`` may say yes now to what it said no to before the last call."""
+        before, self._room = self._room, self._room_now()
+        return any(now > then for now, then in zip(self._room, before, strict=True))
+
+    def _room_now(self) -> tuple[int, int, int]:
+        """Blocks, seats, and how few wait before a newcomer."""
+        queues = self.queues
+        return self.pool.available, -queues.seats(), -len(queues.waiting)
 
     def join(self, sequence: Sequence) -> None:
         """The KV of all known tokens of a reserved sequence is in its blocks: let it run."""
