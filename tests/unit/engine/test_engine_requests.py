@@ -217,6 +217,7 @@ def test_resume_of_what_cannot_have_been_is_refused(resume: dict[int, tuple[int,
         (make_request(logit_bias={50: 1.0}), "logit_bias", "0 to 49"),
         (make_request(stop_token_ids=(50,)), "stop_token_ids", "0 to 49"),
         (make_request(stop=("",)), "stop", "empty"),
+        (make_request(logprobs=21), "logprobs", "0 to 20"),
     ],
 )
 @pytest.mark.parametrize("how", ["add", "reserve"])
@@ -638,3 +639,32 @@ def test_stats_tell_the_load_and_the_measured_speed() -> None:
     assert after.step_s == pytest.approx(0.1)
     assert after.ttft_s > 0.5
     assert after.tpot_s == pytest.approx(0.1)
+
+
+# What a service may ask
+
+
+def test_a_request_that_would_be_refused_is_refused_by_check_alone() -> None:
+    engine, _ = make_engine()
+    engine.check(make_request(prompt=PROMPT, max_tokens=4))
+    with pytest.raises(BadRequest) as caught:
+        engine.check(make_request(prompt=(1,) * MAX_MODEL_LEN, max_tokens=4))
+    assert caught.value.field == "prompt"
+    assert engine.books().requests == 0
+
+
+def test_cached_blocks_are_held_while_they_are_read_and_only_for_their_tenant() -> None:
+    engine, executor = make_engine()
+    said = Collected(engine)
+    request = make_request(prompt=PROMPT, max_tokens=1, salt="a")
+    engine.add(request)
+    said.run()
+    whole = len(PROMPT) // engine.config.block_size * engine.config.block_size
+    held = engine.hold_cached(PROMPT, "a")
+    assert held.held_tokens == whole > 0
+    assert executor.read(held.blocks, whole) == kv_values(PROMPT)[:whole]
+    assert engine.books().held == len(held.blocks)
+    engine.audit()
+    engine.writer_done(held.key)
+    assert engine.books().held == 0
+    assert engine.hold_cached(PROMPT, "b").blocks == ()
