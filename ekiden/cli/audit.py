@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ekiden.cli.command import add_command
 from ekiden.cli.options import add_redis, redis_url, seconds
 from ekiden.core import env
 from ekiden.core.errors import SetupError
@@ -57,13 +58,7 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "audit",
-        help="print the block books of every replica",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, "audit", "print the block books of every replica", _EXAMPLES)
     add_redis(parser)
     parser.add_argument(
         "--replica",

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.account import account_table
+from ekiden.cli.command import add_command
 from ekiden.cli.options import at_least
 from ekiden.core import env
 from ekiden.core.errors import EkidenError, SetupError, Unavailable
@@ -25,22 +26,23 @@ _READ_TIMEOUT_S = 600.0
 _EXAMPLES = """examples:
   ekiden chat "What is a relay race?"
   ekiden chat --url http://gateway:8000       a conversation; an empty line ends it
+
+EKIDEN_API_KEY is sent to the gateway where it is set.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "chat",
-        help="talk to a running gateway",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, "chat", "talk to a running gateway", _EXAMPLES)
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="absent: a conversation")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"default: {DEFAULT_URL}")
     parser.add_argument("--model", default="", help="default: the first that the gateway serves")
-    parser.add_argument("--max-tokens", type=at_least(1), default=256, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    parser.add_argument(
+        "--max-tokens", type=at_least(1), default=256, metavar="N",
+        help="of an answer (default: 256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default: 0)"
+    )
     parser.set_defaults(run=_run)
 
 

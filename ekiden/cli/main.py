@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
   ekiden up                                   a whole deployment on this machine
   ekiden chat "What is a relay race?"         ask it something
   ekiden models pull smollm2-135m-instruct    fetch a model ahead of time
-  ekiden serve decode --model DIR --redis redis://HOST:6379/0   one replica, anywhere
+  ekiden serve decode --model DIR --redis redis://HOST:6379/0    one replica, anywhere
 """
 
 

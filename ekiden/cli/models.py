@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ekiden.cli.bar import Bar
+from ekiden.cli.command import MODEL_HELP, add_command
 from ekiden.core.errors import SetupError
 
 _EXAMPLES = """examples:
@@ -17,33 +18,43 @@ _EXAMPLES = """examples:
   ekiden models pull smollm2-135m-instruct
   ekiden models import-gguf model.Q8_0.gguf --out ./model
 """
+_PULL = """examples:
+  ekiden models pull smollm2-135m-instruct
+
+EKIDEN_CACHE, if set, is the folder that it is put into.
+"""
+_LIST = """examples:
+  ekiden models list
+"""
+_PATH = """examples:
+  ekiden models path smollm2-135m-instruct
+"""
+_IMPORT = """examples:
+  ekiden models import-gguf model.Q8_0.gguf --out ./model
+  ekiden models import-gguf model.Q8_0.gguf --out ./model --tokenizer ./original
+"""
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "models",
-        help="fetch, import and find models",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = add_command(commands, "models", "fetch, import and find models", _EXAMPLES)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    verb = verbs.add_parser("pull", help="fetch a model of the catalogue into the cache")
-    verb.add_argument("name", metavar="NAME")
-    verb.set_defaults(run=_pull)
-    verb = verbs.add_parser("list", help="the catalogue, and what is here already")
-    verb.set_defaults(run=_list)
-    verb = verbs.add_parser("path", help="print the directory of a model, fetching it if missing")
-    verb.add_argument("name", metavar="NAME")
-    verb.set_defaults(run=_path)
+    pull = add_command(verbs, "pull", "fetch a model of the catalogue into the cache", _PULL)
+    pull.add_argument("name", metavar="NAME", help="as `ekiden models list` has it")
+    pull.set_defaults(run=_pull)
+    listing = add_command(verbs, "list", "print the catalogue, and what is here already", _LIST)
+    listing.set_defaults(run=_list)
+    path = add_command(
+        verbs, "path", "print the directory of a model, fetching it if missing", _PATH
+    )
+    path.add_argument("name", metavar="NAME", help=MODEL_HELP)
+    path.set_defaults(run=_path)
     _add_import(verbs)
 
 
 def _add_import(verbs: Any) -> None:
-    verb = verbs.add_parser(
-        "import-gguf", help="write a Hugging Face directory from a Llama-architecture GGUF file"
-    )
-    verb.add_argument("file", metavar="FILE", type=Path)
+    does = "write a Hugging Face directory from a Llama-architecture GGUF file"
+    verb = add_command(verbs, "import-gguf", does, _IMPORT)
+    verb.add_argument("file", metavar="FILE", type=Path, help="the GGUF file")
     verb.add_argument("--out", metavar="DIR", type=Path, required=True, help="must not exist yet")
     verb.add_argument(
         "--tokenizer",

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ekiden.cli.command import MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
     ENGINE_OPTIONS,
@@ -34,15 +35,26 @@ _EXAMPLES = """examples:
 EKIDEN_SECRET, if set, must be the same for all services. EKIDEN_API_KEY is what clients of the
 gateway must send. Neither is ever an option, because command lines can be read by others.
 """
+_WORKER = """examples:
+  ekiden serve {role} --model smollm2-135m-instruct -tp 2 --redis redis://127.0.0.1:6379/0
+  ekiden serve {role} --model /models/llama --redis redis://10.0.0.5:6379/0 \\
+      --host 0.0.0.0 --port 7000 --advertise 10.0.0.7:7000
+
+EKIDEN_SECRET, if set, is what the services must show one another.
+"""
+_GATEWAY = """examples:
+  ekiden serve gateway --model smollm2-135m-instruct --redis redis://127.0.0.1:6379/0
+  ekiden serve gateway --model /models/llama --model /models/qwen \\
+      --redis redis://10.0.0.5:6379/0 --host 0.0.0.0
+
+EKIDEN_SECRET, if set, is what the services must show one another; EKIDEN_API_KEY what clients must
+send.
+"""
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="run one service: prefill, decode or gateway",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = add_command(
+        commands, "serve", "run one service: prefill, decode or gateway", _EXAMPLES
     )
     roles = parser.add_subparsers(title="services", metavar="SERVICE", required=True)
     _add_worker(roles, "prefill", "compute prompts and send their KV to decode replicas")
@@ -52,7 +64,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_worker(roles: Any, role: str, help_text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = roles.add_parser(role, help=help_text, allow_abbrev=False)
+    parser = add_command(roles, role, help_text, _WORKER.format(role=role))
     add_model(parser)
     engine = parser.add_argument_group("engine")
     add_options(engine, ENGINE_OPTIONS, EngineConfig)
@@ -84,13 +96,13 @@ def add_model(parser: Any) -> None:
         "--model",
         required=True,
         metavar="MODEL",
-        help="a Hugging Face directory, a name of `ekiden models list`, or a hub id",
+        help=MODEL_HELP,
     )
     parser.add_argument(
         "--served-model-name",
         metavar="NAME",
         default="",
-        help="what clients call it (default: the catalogue name, hub id or folder name)",
+        help=SERVED_NAME_HELP,
     )
 
 
@@ -115,7 +127,7 @@ def _add_address(group: Any, config: type[ServiceConfig] | type[GatewayConfig]) 
 
 
 def _add_gateway(roles: Any) -> None:
-    parser = roles.add_parser("gateway", help="the OpenAI HTTP surface", allow_abbrev=False)
+    parser = add_command(roles, "gateway", "serve OpenAI's HTTP surface", _GATEWAY)
     parser.add_argument(
         "--model",
         required=True,

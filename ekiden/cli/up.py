@@ -23,6 +23,7 @@ from typing import Any
 
 from ekiden.cli import console, redis_server
 from ekiden.cli.chat import ask, first_model, open_client
+from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.deployment import Deployment, Pool, check_port, gateway_url
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
@@ -43,7 +44,6 @@ from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
 from ekiden.core.errors import SetupError
 from ekiden.service.supervisor import Child, ChildDied, NotReady, Supervisor
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
 _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size")
 _ENGINE = tuple(option for option in ENGINE_OPTIONS if option.field not in _SPLITS)
 _SERVICE = tuple(option for option in SERVICE_OPTIONS if option.field != "drain_grace_s")
@@ -61,15 +61,15 @@ exit codes: 0 ended by Ctrl-C or SIGTERM, 1 a service died, 2 the set-up cannot 
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "up",
-        help="run a whole deployment on this machine",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = add_command(commands, "up", "run a whole deployment on this machine", _EXAMPLES)
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})",
     )
-    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, metavar="MODEL")
-    parser.add_argument("--served-model-name", metavar="NAME", default="")
+    parser.add_argument("--served-model-name", metavar="NAME", default="", help=SERVED_NAME_HELP)
     pools = parser.add_argument_group("pools")
     for role, size, tp in (("prefill", 1, 2), ("decode", 1, 1)):
         _add_pool(pools, role, size, tp)
@@ -101,7 +101,11 @@ def _add_pool(group: Any, role: str, size: int, tp: int) -> None:
 def _add_run(group: Any) -> None:
     group.add_argument("--ask", metavar="PROMPT", help="ask this once it is ready, then end")
     group.add_argument(
-        "--max-tokens", type=at_least(1), default=128, metavar="N", help="of the answer to --ask"
+        "--max-tokens",
+        type=at_least(1),
+        default=128,
+        metavar="N",
+        help="tokens of the answer to --ask, at most (default: 128)",
     )
     group.add_argument(
         "--startup-timeout", type=seconds, default=300.0, metavar="SECONDS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, add_command
 from ekiden.cli.models import resolve
 from ekiden.cli.options import at_least, seconds
 from ekiden.cli.serve import name_of
@@ -12,8 +13,6 @@ from ekiden.core.env import quiet_grpc_forks
 
 if TYPE_CHECKING:
     from ekiden.verify.layouts import Layout
-
-DEFAULT_MODEL = "smollm2-135m-instruct"
 
 _EXAMPLES = """examples:
   ekiden verify --grid small
@@ -25,27 +24,44 @@ equal, or refused with its reason; 1: one differs or hangs.
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="prove that split output equals one process's",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = add_command(
+        commands, "verify", "prove that split output equals one process's", _EXAMPLES
     )
-    parser.add_argument("--model", default=DEFAULT_MODEL, metavar="MODEL")
-    parser.add_argument("--grid", choices=("small", "full"), default="small")
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        help=f"{MODEL_HELP} (default: {DEFAULT_MODEL})",
+    )
+    parser.add_argument(
+        "--grid",
+        choices=("small", "full"),
+        default="small",
+        help="which pairs of layouts to compare (default: small)",
+    )
     for role in ("prefill", "decode"):
         parser.add_argument(
             f"--{role}", action="append", default=[], metavar="LAYOUT",
             help=f"{role} layout instead of the grid's; may be repeated",
         )  # fmt: skip
-    parser.add_argument("--prompts", type=at_least(1), default=20, metavar="N")
-    parser.add_argument("--max-tokens", type=at_least(1), default=32, metavar="N")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", metavar="DTYPE"
+        "--prompts", type=at_least(1), default=20, metavar="N", help="how many (default: 20)"
     )
-    parser.add_argument("--transport", default="ucx", metavar="NAME")
-    parser.add_argument("--cell-timeout", type=seconds, default=180.0, metavar="SECONDS")
+    parser.add_argument(
+        "--max-tokens", type=at_least(1), default=32, metavar="N",
+        help="tokens compared of each answer, at most (default: 32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", metavar="DTYPE",
+        help="of weights, activations and KV (default: float32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--transport", default="ucx", metavar="NAME", help="wire that carries KV (default: ucx)"
+    )
+    parser.add_argument(
+        "--cell-timeout", type=seconds, default=180.0, metavar="SECONDS",
+        help="after which a pair counts as hanging (default: 180)",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
