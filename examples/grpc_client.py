@@ -4,8 +4,8 @@
     python examples/grpc_client.py HOST:PORT MODEL_DIR "What is a relay race?"
 
 HOST:PORT is a decode replica: `ekiden audit` lists the replicas, and each writes its address into
-its log. Needs no more than the gateway does (`pip install .`). If the services have a secret, set EKIDEN_SECRET.
-The replica takes prefill replicas from the registry, as it does for the gateway.
+its log. Needs no more than the gateway does (`pip install .`). If the services have a secret, set
+EKIDEN_SECRET. The replica takes prefill replicas from the registry, as it does for the gateway.
 """
 
 import asyncio
