@@ -84,12 +84,17 @@ class Life:
             self._finished.cancel()
 
     def _late(self) -> DeadlineExceeded:
-        state = self._handoff.state if self._handoff else "decoding"
+        state = self._state()
         return DeadlineExceeded(
             f"request {self.request.request_id} passed its deadline of "
             f"{self.request.deadline_s:g} s while {state}",
             state=state,
         )
+
+    def _state(self) -> str:
+        if self._handoff is not None and not self.timeline.has_kv:
+            return self._handoff.state
+        return "decoding" if self.timeline.ttft_s is not None else "waiting for its first token"
 
     def _fail(self, error: EkidenError) -> None:
         """Tell the caller, unless it has been told how the request ended."""
@@ -137,8 +142,7 @@ class Life:
             self._fall_back("refused", refusal.message)
             return False
         except ReplicaFailed as failure:
-            self._fall_back("prefill_retry", failure.message)
-            return False
+            return await self._after_failure(AttemptFailed(failure.message))
         self.timeline.kv_ready()
         return True
 

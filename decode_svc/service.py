@@ -68,7 +68,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     ) -> None:
         async for message in requests:
             if message.WhichOneof("kind") == "cancel":
-                self._cancel(message.cancel.request_id)
+                if message.cancel.request_id in mine:  # never what another stream submitted
+                    self._cancel(message.cancel.request_id)
                 continue
             request = request_from_pb(message.submit.request)
             candidates = [candidate_from_pb(item) for item in message.submit.prefill]
@@ -139,6 +140,10 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
                 f"model {request.model!r} is not served here: this replica serves "
                 f"{self.core.me.model!r}",
                 field="model",
+            )
+        if not request.deadline_s > 0:  # NaN is not either, and would disorder the loop's timers
+            raise BadRequest(
+                f"deadline_s is {request.deadline_s}: it must be more than 0", field="deadline_s"
             )
         if request.request_id in self._tasks:
             raise BadRequest(

@@ -41,6 +41,11 @@ class Timeline:
             self._decoding = self._clock.now()
 
     @property
+    def has_kv(self) -> bool:
+        """Whether a hand-off is over, with its KV or without."""
+        return self._kv_ready is not None
+
+    @property
     def ttft_s(self) -> float | None:
         return None if self._first_token is None else self._first_token - self._arrived
 

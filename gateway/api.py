@@ -254,7 +254,7 @@ def _check_tokens(tokens: list[int], limits: Limits, body: Body) -> None:
     groups = {
         field: max(tokens),
         "stop_token_ids": max(body.stop_token_ids, default=0),
-        "logit_bias": max((int(key) for key in body.logit_bias if key.isdigit()), default=0),
+        "logit_bias": max(body.biased_tokens, default=0),
     }
     for name, highest in groups.items():
         if highest >= limits.vocab_size:

@@ -39,7 +39,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What every replica that may serve a model can take, in tokens."""
+    """What every decode replica of a model can take, in tokens. A prefill replica that takes less
+    limits nobody: decode prefills by itself what that one refuses."""
 
     max_model_len: int
     vocab_size: int
@@ -87,16 +88,15 @@ class Fleet:
         return self._watcher.replicas()
 
     def limits(self, model: ServedModel) -> Limits:
-        """What fits on every usable replica of the model.
+        """What fits on every usable decode replica of the model.
 
         Raises:
             Unavailable: no decode replica can serve it now; the message says what is missing.
         """
         records = self._usable(model, "decode") or self._unavailable(model)
         vocabulary = min(record.vocab_size or model.tokenizer.vocab_size for record in records)
-        everyone = [*records, *self._usable(model, "prefill")]
         return Limits(
-            max_model_len=min(record.max_model_len for record in everyone), vocab_size=vocabulary
+            max_model_len=min(record.max_model_len for record in records), vocab_size=vocabulary
         )
 
     def place(

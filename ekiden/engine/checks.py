@@ -7,6 +7,9 @@ import math
 from ekiden.core.errors import BadRequest
 from ekiden.core.types import Request, SamplingParams
 
+MAX_LOGPROBS = 20
+"""As OpenAI allows; more would make messages of a whole vocabulary a token."""
+
 MAX_STOP_IDS = 256
 """Before min_tokens they may not be sampled: they must never cover the vocabulary."""
 
@@ -59,6 +62,9 @@ def _check_counts(sampling: SamplingParams, max_num_seqs: int) -> None:
             f"min_tokens is {sampling.min_tokens}: use 0 to max_tokens ({sampling.max_tokens})",
             field="min_tokens",
         )
+    logprobs = sampling.logprobs
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise BadRequest(f"logprobs is {logprobs}: use 0 to {MAX_LOGPROBS}", field="logprobs")
 
 
 def _check_stops(sampling: SamplingParams, vocab_size: int) -> None:

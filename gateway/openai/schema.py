@@ -55,6 +55,15 @@ class CommonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignore_eos: bool = False
 
     @property
+    def biased_tokens(self) -> list[int]:
+        """The token ids of ``logit_bias``.
+
+        Raises:
+            BadRequest: a key is none.
+        """
+        return [_token_id(name) for name in self.logit_bias]
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -140,7 +149,7 @@ def sampling(body: ChatBody | CompletionBody, *, seed: int, max_tokens: int) -> 
     """The body's sampling parameters; ``seed`` is used where the client gave none.
 
     Raises:
-        BadRequest: fields contradict each other, or ``logit_bias`` names no token id.
+        BadRequest: fields contradict each other, or a key of ``logit_bias`` is no token id.
     """
     if body.min_tokens > max_tokens:
         raise BadRequest(
@@ -157,7 +166,7 @@ def sampling(body: ChatBody | CompletionBody, *, seed: int, max_tokens: int) -> 
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
-        logit_bias={_token_id(name): bias for name, bias in body.logit_bias.items()},
+        logit_bias=dict(zip(body.biased_tokens, body.logit_bias.values(), strict=True)),
         min_tokens=body.min_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
         stop_token_ids=tuple(body.stop_token_ids),

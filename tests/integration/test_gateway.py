@@ -296,6 +296,8 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"n": 1000}, "n", "<= 128"),
     ({"stop": [""]}, "stop[0]", "length >= 1"),
     ({"logit_bias": {"a": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"\N{SUPERSCRIPT TWO}": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids"),
     ({"logit_bias": {"999999": 1}}, "logit_bias", "999999"),
     ({"stop_token_ids": [999999]}, "stop_token_ids", "999999"),
     ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "over the 4"),
@@ -590,6 +592,19 @@ async def test_prefill_candidates_go_down_with_the_request(
     assert all(c.address == f"127.0.0.1:{c.epoch}" for c in candidates)
     for registration in registrations:
         await registration.close()
+
+
+async def test_a_prefill_replica_that_takes_less_limits_nobody(
+    http: httpx.AsyncClient, decode: FakeDecode, redis_url: str
+) -> None:
+    small = decode.record("p-1", role="prefill", address="127.0.0.1:1", max_model_len=8)
+    registration = Registration(redis_url, small)
+    await registration.start()
+    async with asyncio.timeout(5):
+        while not (decode.prefill and decode.prefill[-1]):
+            body = {"model": MODEL, "prompt": "hello world, " * 20, "max_tokens": 1}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+    await registration.close()
 
 
 async def test_a_body_of_3_mb_passes_and_one_over_the_limit_is_a_413(
