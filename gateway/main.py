@@ -15,15 +15,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import uvicorn
 import uvloop
 
 from ekiden.core.config import GatewayConfig
 from ekiden.core.errors import SetupError, Unavailable
 from ekiden.core.logging import setup_logging
+from ekiden.core.ready_file import write_ready_file
+from ekiden.rpc.listening import cannot_listen
 from gateway.app import open_gateway
 from gateway.fleet import Fleet
 
@@ -128,7 +128,7 @@ def bind(host: str, port: int) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, proto)
     except OSError as error:
-        raise SetupError(f"--host {host} cannot be listened on: {error.strerror}") from None
+        raise cannot_listen(host, port, error) from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Accepted connections inherit it. Without it a reply waits up to 40 ms for an ACK.
@@ -137,10 +137,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise SetupError(
-            f"cannot listen on {host}:{port} ({error.strerror}): choose another --port, or 0 for "
-            "a free one"
-        ) from None
+        raise cannot_listen(host, port, error) from None
     listener.setblocking(False)
     return listener
 
@@ -150,11 +147,7 @@ def _nothing() -> None:
 
 
 def _announce(ready_file: str, address: str) -> None:
-    if ready_file:
-        target = Path(ready_file)
-        unfinished = target.with_suffix(".partial")
-        unfinished.write_bytes(msgspec.json.encode({"address": address}))
-        unfinished.rename(target)
+    write_ready_file(ready_file, {"address": address})
 
 
 def _shown(host: str, port: int) -> str:

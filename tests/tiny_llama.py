@@ -15,21 +15,22 @@ PROMPT = tuple(range(5, 46))
 """41 tokens: two whole blocks and a part."""
 
 
-def save_tiny_llama(path: Path, *, seed: int = 0, shards: str = "10MB") -> Any:
+def save_tiny_llama(path: Path, *, seed: int = 0, shards: str = "10MB", **changes: int) -> Any:
     """Write a checkpoint (4 layers, 8 heads, 2 KV heads, 128 tokens) and return its model."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        vocab_size=128,
-        max_position_embeddings=256,
-    )
+    fields: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 256,
+    }
+    config = LlamaConfig(**(fields | changes))
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(path, max_shard_size=shards)
     return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,6 +10,10 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.models.checkpoint import Checkpoint
+from ekiden.models.config import ModelConfig
+from ekiden.models.layout import layer_split
+from ekiden.parallel.split import head_split
 from ekiden.service.supervisor import ChildSpec
 
 _KILL_MARGIN_S = 5.0
@@ -108,15 +111,19 @@ async def gateway_ready(ready_file: Path) -> bool:
         return False
 
 
-def check_port(host: str, port: int) -> None:
-    """Raise SetupError, before anything is started, if the gateway could not listen there."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise SetupError(
-            f"--host {host} --port {port} cannot be listened on ({error.strerror}): "
-            "choose another, or --port 0 for a free one"
-        ) from None
+def check_model(plan: Deployment) -> None:
+    """Look at the model's files and at every pool's split before anything is started.
+
+    Raises:
+        SetupError: a file or a split cannot work; of a split, the option of its pool is named.
+    """
+    model = ModelConfig.from_dir(plan.model_dir)
+    Checkpoint.open(plan.model_dir)
+    for pool in (pool for pool in plan.pools if pool.size):
+        try:
+            head_split(model.num_heads, model.num_kv_heads, pool.tp)
+            layer_split(model.num_layers, pool.pp)
+        except SetupError as error:
+            said = error.message.replace("--tensor-parallel-size", f"--{pool.role}-tp")
+            said = said.replace("--pipeline-parallel-size", f"--{pool.role}-pp")
+            raise SetupError(said) from None

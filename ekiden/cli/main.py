@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ekiden import __version__
 from ekiden.cli import audit, chat, models, serve, up, verify
@@ -25,8 +26,15 @@ _EXAMPLES = """examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error, without all the options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"ekiden: {message} (see {self.prog} --help)\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ekiden",
         description="Serve large language models with prefill and decode on separate pools.",
         epilog=_EXAMPLES,

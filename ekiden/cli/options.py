@@ -18,6 +18,7 @@ from ekiden.core import env
 from ekiden.core.config import EngineConfig
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
+MAX_PORT = (1 << 16) - 1
 
 
 def size(text: str) -> int:
@@ -26,6 +27,13 @@ def size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: try 1073741824, 1GiB or 500M")
     return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+
+
+def port_number(text: str) -> int:
+    """A TCP port, or 0. Larger numbers would be taken, cut to sixteen bits, by some servers."""
+    if (value := at_least(0)(text)) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{value} is not a port: 0 to {MAX_PORT}")
+    return value
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -15,9 +15,9 @@ from ekiden.cli.options import (
     add_options,
     add_prefix_caching,
     add_redis,
-    at_least,
     default_of,
     engine_config,
+    port_number,
     redis_url,
     seconds,
     size,
@@ -113,7 +113,7 @@ def _add_address(group: Any, config: type[ServiceConfig] | type[GatewayConfig]) 
     )
     group.add_argument(
         "--port",
-        type=at_least(0),
+        type=port_number,
         default=port,
         metavar="N",
         help=f"port to listen on; 0: a free one (default: {port})",

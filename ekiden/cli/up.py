@@ -24,7 +24,7 @@ from typing import Any
 from ekiden.cli import console, redis_server
 from ekiden.cli.chat import ask, first_model, open_client
 from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, SERVED_NAME_HELP, add_command
-from ekiden.cli.deployment import Deployment, Pool, check_port, gateway_url
+from ekiden.cli.deployment import Deployment, Pool, check_model, gateway_url
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
     ENGINE_OPTIONS,
@@ -36,12 +36,14 @@ from ekiden.cli.options import (
     as_argv,
     at_least,
     default_of,
+    port_number,
     redis_url,
     seconds,
 )
 from ekiden.cli.serve import name_of
 from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
 from ekiden.core.errors import SetupError
+from ekiden.rpc.listening import check_address
 from ekiden.service.supervisor import Child, ChildDied, NotReady, Supervisor
 
 _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -77,7 +79,7 @@ def add_parser(commands: Any) -> None:
     host, port = default_of(GatewayConfig, "host"), default_of(GatewayConfig, "port")
     gateway.add_argument("--host", default=host, metavar="HOST", help=f"default: {host}")
     gateway.add_argument(
-        "--port", type=at_least(0), default=port, metavar="N", help=f"0: a free one; default {port}"
+        "--port", type=port_number, default=port, metavar="N", help=f"0: a free one; default {port}"
     )
     add_redis(gateway)
     engine = parser.add_argument_group("every worker")
@@ -158,18 +160,36 @@ def usable_cores() -> int:
 
 def _run(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    check_port(args.host, args.port)
+    check_address(args.host, args.port)
+    if url := redis_url(args):
+        asyncio.run(redis_server.check_url(url))
     plan = deployment(args, resolve(args.model))
+    check_model(plan)
     model_s = time.monotonic() - began
-    run_dir: Path = args.run_dir or Path(tempfile.mkdtemp(prefix="ekiden-up-"))
-    run_dir.mkdir(parents=True, exist_ok=True)
-    for old in run_dir.glob("*.ready"):  # of an earlier run in a folder that was given
-        old.unlink()
+    run_dir = run_folder(args.run_dir)
     code = asyncio.run(Up(plan, args, run_dir).run())
     if args.ask and code == 0:
         run_s = time.monotonic() - began - model_s
         print(f"\nmodel {model_s:.1f} s, run {run_s:.1f} s (start, answer, clean end)")
     return code
+
+
+def run_folder(given: Path | None) -> Path:
+    """The folder for logs and ready files, those of an earlier run in it removed.
+
+    Raises:
+        SetupError: nothing can be written there.
+    """
+    try:
+        folder = given or Path(tempfile.mkdtemp(prefix="ekiden-up-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.ready"):
+            old.unlink()
+    except OSError as error:
+        raise SetupError(
+            f"--run-dir {given or tempfile.gettempdir()} cannot be written: {error.strerror}"
+        ) from None
+    return folder
 
 
 class Up:
@@ -241,7 +261,6 @@ class Up:
 
     async def _redis(self) -> str:
         if url := redis_url(self.args):
-            await redis_server.check_url(url)
             return url
         port = redis_server.free_port()
         children = await self.supervisor.start([redis_server.server_spec(self.run_dir, port)])

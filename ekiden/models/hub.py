@@ -32,7 +32,7 @@ IMPORT_VERSION = 1
 """Raised when the importer writes something else, so that old copies are made anew."""
 
 _MARK = "ekiden.json"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*"]
 
 

@@ -46,6 +46,7 @@ class Watcher:
         self._answered_at = self._clock.now()
         self._grace_until = 0.0
         self._away = False
+        self._must_answer = False
         self._unreadable = 0
         self._listeners: list[Listener] = []
         self._polled = asyncio.Condition()
@@ -59,8 +60,10 @@ class Watcher:
         """
         if self._loop is not None:
             return
+        self._must_answer = require
         self._loop = Periodic(self._poll, self._poll_s, "registry-watcher")
         error = await self._poll()
+        self._must_answer = False
         if error is not None and require:
             await self.close()
             raise SetupError(
@@ -152,7 +155,7 @@ class Watcher:
 
     def _note_outage(self, error: BaseException) -> str:
         reason = str(error) or type(error).__name__
-        if not self._away:
+        if not self._away and not self._must_answer:
             log.warning(
                 "Redis at %s is unreachable (%s); going on with the %d replicas known",
                 shown(self._url),

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from ekiden.core.errors import EkidenError, SetupError
 from ekiden.rpc.channel import MAX_MESSAGE_BYTES
+from ekiden.rpc.listening import check_address
 
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -94,6 +95,7 @@ class RpcServer:
         Raises:
             SetupError: the port cannot be bound.
         """
+        check_address(host, port)  # gRPC's own failure does not say why
         interceptors = [_Authenticator(secret)] if secret else []
         self.raw = grpc.aio.server(interceptors=interceptors, options=_SERVER_OPTIONS)
         self._health = HealthServicer()
@@ -101,10 +103,7 @@ class RpcServer:
         try:
             self.port: int = self.raw.add_insecure_port(f"{_bracketed(host)}:{port}")
         except RuntimeError as error:
-            raise SetupError(
-                f"cannot listen on {host}:{port}: is another process using the port? "
-                "Choose another with --port, or 0 for a free one"
-            ) from error
+            raise SetupError(f"cannot listen on {host}:{port}: choose another --port") from error
         self._services: Sequence[str] = ()
 
     async def start(self, services: Sequence[str]) -> None:

@@ -12,14 +12,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Protocol
-
-import msgspec
 
 from ekiden.core.config import ServiceConfig
 from ekiden.core.errors import EkidenError, SetupError
 from ekiden.core.logging import setup_logging
+from ekiden.core.ready_file import write_ready_file
 from ekiden.core.types import ReplicaStats
 from ekiden.registry.record import ReplicaRecord
 from ekiden.registry.registration import Registration
@@ -167,17 +165,9 @@ async def _watch(replica: Replica, server: RpcServer, stop: Stop) -> None:
 
 def _announce(config: ServiceConfig, replica: Replica, address: str) -> None:
     logger.info("%s serves on %s", replica.identity.replica_id, address)
-    if config.ready_file:
-        identity = replica.identity
-        ready = {
-            "address": address,
-            "replica_id": identity.replica_id,
-            "epoch": identity.epoch,
-        }
-        target = Path(config.ready_file)
-        partial = target.with_suffix(".partial")
-        partial.write_bytes(msgspec.json.encode(ready))
-        partial.rename(target)
+    identity = replica.identity
+    ready = {"address": address, "replica_id": identity.replica_id, "epoch": identity.epoch}
+    write_ready_file(config.ready_file, ready)
 
 
 def _log_progress() -> Callable[[str, int, int], None]:

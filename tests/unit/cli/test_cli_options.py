@@ -107,6 +107,8 @@ def test_sizes_are_read_with_units(text: str, value: int):
         (["serve", "decode", "--model", "m", "--dtype", "int8"], "bfloat16"),
         (["serve", "decode", "--model", "m", "--block", "16"], "unrecognized"),
         (["up", "--decode", "0"], "at least 1"),
+        (["up", "--port", "65536"], "0 to 65535"),
+        (["serve", "decode", "--model", "m", "--port", "99999"], "0 to 65535"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_be_right(
@@ -115,13 +117,19 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["serve", "decode", "--model", "nonesuch"], "smollm2-135m-instruct"),
+        (["serve", "decode", "--model", "./none/such"], "no such directory"),
+        (["up", "./nonesuch", "--port", "0"], "no such directory"),
+        (["up", "{dir}", "--host", "192.0.2.1", "--port", "0"], "--host must be an address"),
+        (["audit", "--redis", "redis://127.0.0.1:1/0"], "cannot reach Redis"),
         (["serve", "decode", "--model", "{dir}", "--block-size", "24"], "multiple of the granule"),
         (["serve", "gateway", "--model", "{dir}"], "--redis URL"),
         (["serve", "gateway", "--model", "{dir}", "--model", "{dir}"], "one name"),

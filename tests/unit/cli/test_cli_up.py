@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from tiny_llama import save_tiny_llama
 
-from ekiden.cli.deployment import Pool, check_port, gateway_url
+from ekiden.cli.deployment import Pool, check_model, gateway_url
 from ekiden.cli.main import build_parser
 from ekiden.cli.serve import service_config
-from ekiden.cli.up import deployment, threads_for
+from ekiden.cli.up import deployment, run_folder, threads_for
 from ekiden.core.config import ServiceConfig
 from ekiden.core.errors import SetupError
+from ekiden.core.ready_file import write_ready_file
+from ekiden.rpc.listening import check_address
 
 
 def workers(tmp_path: Path, *options: str) -> dict[str, ServiceConfig]:
@@ -65,9 +68,38 @@ def test_a_port_in_use_is_refused_before_anything_starts():
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SetupError, match=f"--port {port} cannot be listened on.*--port 0"):
-            check_port("127.0.0.1", port)
-    check_port("127.0.0.1", 0)
+        with pytest.raises(SetupError, match=f":{port} .*choose another --port, or 0"):
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--decode-tp", "7"), "--decode-tp 7 is more than the model's 6 query heads"),
+        (("--prefill-pp", "5"), "--prefill-pp 5 is more than the model's 4 layers"),
+    ],
+)
+def test_a_split_that_cannot_work_is_refused_by_the_name_of_its_option(
+    tmp_path: Path, options: tuple[str, str], words: str
+):
+    save_tiny_llama(tmp_path, num_attention_heads=6, hidden_size=48)
+    args = build_parser().parse_args(["up", str(tmp_path), *options])
+    with pytest.raises(SetupError, match=words):
+        check_model(deployment(args, tmp_path))
+    none = build_parser().parse_args(["up", str(tmp_path), "--prefill", "0", "--prefill-tp", "9"])
+    check_model(deployment(none, tmp_path))
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SetupError, match=r"--run-dir .*file/logs cannot be written"):
+        run_folder(tmp_path / "file" / "logs")
+
+
+def test_a_ready_file_that_cannot_be_written_is_refused(tmp_path: Path):
+    with pytest.raises(SetupError, match=r"--ready-file .*cannot be written"):
+        write_ready_file(str(tmp_path / "nonesuch" / "ready"), {})
 
 
 @pytest.mark.parametrize(
