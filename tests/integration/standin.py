@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-GRACE_S = 1.0
+GRACE_S, DEAF_GRACE_S = 20.0, 1.0
 NAMES = ("prefill-0", "decode-0", "gateway")
 
 
@@ -91,7 +91,8 @@ def up(argv: Sequence[str]) -> int:
         ready = ours.run_dir / f"{spec.name}.ready"
         way = ways.get(spec.name, "well")
         argv = (sys.executable, __file__, spec.name, str(ready), way)
-        return msgspec.structs.replace(spec, argv=argv, grace_s=GRACE_S)
+        grace_s = DEAF_GRACE_S if way == "deaf" else GRACE_S
+        return msgspec.structs.replace(spec, argv=argv, grace_s=grace_s)
 
     class StandIns(Deployment, frozen=True, kw_only=True):
         def workers(self, run_dir: Path, redis_url: str) -> list[ChildSpec]:

@@ -151,7 +151,7 @@ def test_a_set_up_that_cannot_work_exits_2_with_the_childs_sentence(start: Start
 
 
 def test_not_ready_in_time_exits_3_and_names_who(start: Start):
-    run = start("--misbehave", "decode-0=never-ready", "--startup-timeout", "3")
+    run = start("--misbehave", "decode-0=never-ready", "--startup-timeout", "5")
     assert run.end() == 3
     assert re.search(r"not ready within \d s: decode-0$", run.output, re.MULTILINE)
     assert run.left() == []
