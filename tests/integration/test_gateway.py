@@ -17,11 +17,13 @@ from live_gateway import MODEL, Live, live_gateway, model_dir
 
 from ekiden.core.config import GatewayConfig
 from ekiden.core.errors import BadRequest, Overloaded, ReplicaFailed
-from ekiden.registry.record import DRAINING
+from ekiden.registry.record import DRAINING, READY, UNWELL
 from ekiden.registry.registration import Registration
 from ekiden.text.tokenizer import Tokenizer
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello world"}]}
+WAIT_S = 20.0
+"""For what is about to happen; a busy machine takes its time."""
 
 
 @pytest.fixture
@@ -485,7 +487,7 @@ async def metric(http: httpx.AsyncClient, name: str) -> float:
 
 
 async def until_metric(http: httpx.AsyncClient, name: str, value: float) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WAIT_S):
         while await metric(http, name) != value:
             await asyncio.sleep(0.02)
 
@@ -557,7 +559,7 @@ async def test_requests_spread_over_equal_replicas_and_avoid_a_draining_one(
             url = f"{live.url}/v1/completions"
             bodies = [{"model": MODEL, "prompt": f"number {i}"} for i in range(12)]
             tasks = [asyncio.ensure_future(http.post(url, json=body)) for body in bodies]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 while sum(len(fake.requests) for fake in fakes) < 12:
                     await asyncio.sleep(0.02)
             assert [len(fake.requests) for fake in fakes] == [4, 4, 4]
@@ -565,7 +567,9 @@ async def test_requests_spread_over_equal_replicas_and_avoid_a_draining_one(
                 fake.gate.set()
             await asyncio.gather(*tasks)
             await registrations[0].set_status(DRAINING)
-            await asyncio.sleep(0.6)
+            async with asyncio.timeout(WAIT_S):
+                while DRAINING not in [r.status for r in live.gateway.fleet.replicas()]:
+                    await asyncio.sleep(0.02)
             await asyncio.gather(*(http.post(url, json=body) for body in bodies[:6]))
             assert [len(fake.requests) for fake in fakes] == [4, 7, 7]
     finally:
@@ -585,7 +589,7 @@ async def test_prefill_candidates_go_down_with_the_request(
     registrations = [Registration(redis_url, record) for record in records]
     for registration in registrations:
         await registration.start()
-    await asyncio.sleep(0.6)
+    await until_metric(http, 'ekiden_replicas{model="tiny",role="prefill"}', 5)
     await http.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 1})
     (candidates,) = decode.prefill
     assert len({candidate.replica_id for candidate in candidates}) == 3
@@ -643,12 +647,36 @@ async def test_without_a_replica_503_says_what_is_missing_and_when_to_come_back(
         assert refused.headers["retry-after"] == "1"
         assert "no decode replica of tiny" in refused.json()["error"]["message"]
         registration = await decode.register(redis_url)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WAIT_S):
             while (await http.get(f"{live.url}/ready")).status_code != 200:
                 await asyncio.sleep(0.02)
         served = await http.post(f"{live.url}/v1/chat/completions", json={**CHAT, "max_tokens": 1})
         assert served.status_code == 200
         await registration.close()
+
+
+async def test_an_unwell_replica_is_asked_only_when_no_other_is_left(
+    config: GatewayConfig, tokenizer: Tokenizer, redis_url: str
+) -> None:
+    fakes = [FakeDecode(tokenizer, secret="s") for _ in range(2)]
+    for fake in fakes:
+        await fake.start()
+    sick = await fakes[0].register(redis_url, name="d-1", status=UNWELL)
+    well = await fakes[1].register(redis_url, name="d-2", status=READY)
+    try:
+        async with live_gateway(config) as live, httpx.AsyncClient(trust_env=False) as http:
+            url, body = f"{live.url}/v1/completions", {"model": MODEL, "prompt": "a"}
+            for _ in range(6):
+                assert (await http.post(url, json=body)).status_code == 200
+            assert [len(fake.requests) for fake in fakes] == [0, 6]
+            await well.close()
+            async with asyncio.timeout(5):
+                while not fakes[0].requests:
+                    assert (await http.post(url, json=body)).status_code == 200
+    finally:
+        await sick.close()
+        for fake in fakes:
+            await fake.stop()
 
 
 @pytest.mark.parametrize(
@@ -679,7 +707,7 @@ async def test_a_wrong_secret_is_told_to_the_operator_not_hidden(
     await fake.start()
     registration = await fake.register(redis_url)
     async with live_gateway(config) as live, httpx.AsyncClient(trust_env=False) as http:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 refused = await http.post(f"{live.url}/v1/chat/completions", json=CHAT)
                 assert refused.status_code in (502, 503)
@@ -701,7 +729,7 @@ async def test_a_replica_that_restarts_is_served_by_its_new_life(
         again = FakeDecode(tokenizer, secret="s")
         await again.start()
         second = await again.register(redis_url, epoch=2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WAIT_S):
             while (await http.post(url, json={**CHAT, "max_tokens": 1})).status_code != 200:
                 await asyncio.sleep(0.02)
         assert len(again.requests) == 1
