@@ -15,7 +15,7 @@ from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError, Unavailable
 from ekiden.core.hashes import GRANULE, granule_hashes, root_hash
 from ekiden.core.types import Completion, PrefillCandidate
-from ekiden.registry.record import READY, ReplicaRecord
+from ekiden.registry.record import READY, UNWELL, ReplicaRecord
 from ekiden.registry.watcher import POLL_S, Watcher
 from gateway.bookings import Booking, Bookings, Suspects
 from gateway.catalog import ServedModel
@@ -160,7 +160,8 @@ class Fleet:
         ]
 
     def _why_not(self, record: ReplicaRecord, model: ServedModel) -> str | None:
-        if record.status != READY:
+        # Only decode can be the last resort: what an unwell prefill would do, decode does itself.
+        if record.status not in ((READY, UNWELL) if record.role == "decode" else (READY,)):
             return f"is {record.status}"
         theirs, ours = record.tokenizer_fingerprint, model.tokenizer.fingerprint
         if theirs and ours and theirs != ours:
@@ -183,7 +184,7 @@ class Fleet:
                 # Figures are read up to one poll after they were written.
                 booked=self._bookings.since(record.life, self._watcher.changed_at(record) - POLL_S),
                 cached_tokens=GRANULE * self._guess.cached(record.life, granules),
-                suspect=record.life in self._suspects,
+                suspect=record.life in self._suspects or record.status == UNWELL,
             )
             for record in records
         ]

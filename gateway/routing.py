@@ -44,7 +44,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Of this request's prompt, probably in its cache already."""
     suspect: bool = False
-    """It failed a request a moment ago: only taken when nothing else is left."""
+    """It failed a request a moment ago, or is unwell: only taken when nothing else is left."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

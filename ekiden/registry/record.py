@@ -17,6 +17,8 @@ KEY_PREFIX = "{ekiden}:replica:"
 
 READY = "ready"
 DRAINING = "draining"
+UNWELL = "unwell"
+"""A rank does not move. It may come back: such a replica is asked only when no other is left."""
 
 
 class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,7 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: not told, compared with nothing."""
     vocab_size: int = 0
     status: str = READY
-    """``ready`` or ``draining``."""
+    """``ready``, ``draining`` or ``unwell``."""
     stats: ReplicaStats = ReplicaStats()
 
     @property

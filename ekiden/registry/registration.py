@@ -65,7 +65,7 @@ class Registration:
         self._loop = Periodic(self._renew_once, self._renew_s, "registration")
 
     async def set_status(self, status: str) -> None:
-        """Say ``ready`` or ``draining``: written now, or as soon as Redis can be reached."""
+        """Say a status of the record: written now, or as soon as Redis can be reached."""
         self._record = msgspec.structs.replace(self._record, status=status)
         await self._renew_once()
 

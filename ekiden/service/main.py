@@ -19,7 +19,7 @@ from ekiden.core.errors import EkidenError, SetupError
 from ekiden.core.logging import setup_logging
 from ekiden.core.ready_file import write_ready_file
 from ekiden.core.types import ReplicaStats
-from ekiden.registry.record import ReplicaRecord
+from ekiden.registry.record import DRAINING, READY, UNWELL, ReplicaRecord
 from ekiden.registry.registration import Registration
 from ekiden.rpc.server import RpcServer, advertised_address
 from ekiden.service.replica import Replica
@@ -106,15 +106,16 @@ async def _run(
     service.register(server)
     await server.start(service.services)
     registration = _registration(replica, address)
-    watchdog = asyncio.ensure_future(_watch(replica, server, stop))
+    watchdog = asyncio.ensure_future(_watch(replica, server, registration))
     try:
         if registration is not None:
             await registration.start()
         _announce(config, replica, address)
         await stop.wait()
+        watchdog.cancel()  # from here on the replica is draining, well or not
         logger.info("draining: no new work, up to %.0f s for what is held", config.drain_grace_s)
         if registration is not None:
-            await registration.set_status("draining")
+            await registration.set_status(DRAINING)
         await server.set_serving(False)
         if stop.failure is None:
             await service.drain(config.drain_grace_s)
@@ -150,9 +151,8 @@ def _registration(replica: Replica, address: str) -> Registration | None:
     return Registration(config.redis_url, record, replica.stats)
 
 
-async def _watch(replica: Replica, server: RpcServer, stop: Stop) -> None:
-    """Health follows the ranks' pulse: a wedged rank makes the replica not ready, a dead one
-    ends it."""
+async def _watch(replica: Replica, server: RpcServer, registration: Registration | None) -> None:
+    """Health follows the ranks' pulse: probes and gateways hear of a rank that is wedged."""
     well = True
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)
@@ -161,6 +161,8 @@ async def _watch(replica: Replica, server: RpcServer, stop: Stop) -> None:
             well = trouble is None
             logger.log(logging.INFO if well else logging.ERROR, "health: %s", trouble or "well")
             await server.set_serving(well)
+            if registration is not None:
+                await registration.set_status(READY if well else UNWELL)
 
 
 def _announce(config: ServiceConfig, replica: Replica, address: str) -> None:

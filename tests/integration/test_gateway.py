@@ -670,7 +670,7 @@ async def test_an_unwell_replica_is_asked_only_when_no_other_is_left(
                 assert (await http.post(url, json=body)).status_code == 200
             assert [len(fake.requests) for fake in fakes] == [0, 6]
             await well.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WAIT_S):
                 while not fakes[0].requests:
                     assert (await http.post(url, json=body)).status_code == 200
     finally:
