@@ -79,7 +79,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     def _serve(self, role: str, ready_file: Path, redis_url: str) -> tuple[str, ...]:
         return (
-            *(sys.executable, "-m", "ekiden.cli", "serve", role),
+            *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
             *("--model", str(self.model_dir), "--served-model-name", self.model_name),
             *("--redis", redis_url, "--ready-file", str(ready_file)),
             *("--drain-grace", str(self.drain_grace_s)),

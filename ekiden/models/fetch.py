@@ -61,7 +61,7 @@ def fetch_package(
 
 def _command(requirement: str, target: Path) -> list[str]:
     if importlib.util.find_spec("pip"):
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
+        pip = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"]
         only = ["--no-deps", "--only-binary", ":all:"]
         return [*pip, *only, "--dest", str(target), requirement]
     if uv := shutil.which("uv", path=_search_path()):

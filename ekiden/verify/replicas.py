@@ -48,7 +48,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     def argv(self, role: str, layout: Layout, name: str, ready: Path) -> tuple[str, ...]:
         engine = self.of(layout)
         common = (
-            *(sys.executable, "-m", "ekiden.cli", "serve", role),
+            *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
             *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
             *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
             *("-tp", str(layout.tp), "-pp", str(layout.pp)),

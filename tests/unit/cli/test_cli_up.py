@@ -21,8 +21,9 @@ def workers(tmp_path: Path, *options: str) -> dict[str, ServiceConfig]:
     specs = deployment(args, tmp_path).workers(tmp_path, "redis://r:1/0")
     found = {}
     for spec in specs:
-        assert spec.argv[1:4] == ("-m", "ekiden.cli", "serve")
-        read = build_parser().parse_args(spec.argv[3:])
+        # -P: a file of the user's that is called http.py must not be what a service imports.
+        assert spec.argv[1:5] == ("-P", "-m", "ekiden.cli", "serve")
+        read = build_parser().parse_args(spec.argv[4:])
         found[spec.name] = service_config(read, tmp_path, read.served_model_name)
     return found
 
