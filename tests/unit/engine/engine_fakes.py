@@ -22,6 +22,7 @@ from ekiden.engine.port import ChunkDone
 VOCAB = 50
 EOS = (7, 11)
 MAX_MODEL_LEN = 64
+PROMPT = tuple(range(1, 11))
 
 
 def kv_values(tokens: Sequence[int]) -> list[int]:
@@ -288,3 +289,18 @@ class Collected:
     def answer(self, request_id: str, choice: int = 0) -> Answer:
         key = (request_id, choice)
         return Answer(tuple(self.tokens.get(key, ())), *self.ends[key])
+
+
+def check(said: Collected, *requests: Request) -> None:
+    for request in requests:
+        for choice in range(request.sampling.n):
+            assert said.answer(request.request_id, choice) == reference(request, choice)
+
+
+def prompt_ending_in(token: int) -> tuple[int, ...]:
+    """A prompt after which ``token`` comes first."""
+    for last in range(1000):
+        prompt = (last % 50, last // 50, 1)
+        if reference(make_request(prompt=prompt, max_tokens=1), 0).tokens == (token,):
+            return prompt
+    raise AssertionError("no such prompt")
