@@ -11,6 +11,7 @@ from kv_rig import EMPTY, Pair, describe, empty_cache, layout, read, truth, writ
 from ekiden.core.clock import ManualClock, MonotonicClock
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.engine.port import ChunkDone, PortContext
+from kv_transfer.description import ReplicaDescription
 from kv_transfer.messages import (
     Abort,
     Aborted,
@@ -221,14 +222,15 @@ def test_a_block_can_be_read_and_a_closed_port_says_that_it_cannot() -> None:
     cache[2] = torch.arange(cache[2].numel()).reshape(cache[2].shape)
     port = open_port(cache, context(encode(PortOptions(transport="memory"))), words.put)
     port.command(encode(ReadBlock(ticket=9, block=2)))
-    read_back = decode_event(words.get(timeout=5))
+    read_back = decode_event(words.get(timeout=20))
     assert read_back == BlockRead(ticket=9, data=cache[2].numpy().tobytes())
     port.close()
     port.command(encode(ReadBlock(ticket=10, block=2)))
-    assert decode_event(words.get(timeout=5)) == BlockRead(ticket=10, data=None)
+    assert decode_event(words.get(timeout=20)) == BlockRead(ticket=10, data=None)
 
 
-def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> None:
+def decode_port() -> tuple[Port, queue.Queue[bytes], ReplicaDescription, ReceiveSessions]:
+    """A port over the memory wire, what it says, who it is, and the sessions that order it."""
     words: queue.Queue[bytes] = queue.Queue()
     kv = layout()
     port = open_port(
@@ -238,11 +240,16 @@ def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> Non
     receiving = ReceiveSessions(
         me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()
     )
+    return port, words, me, receiving
+
+
+def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> None:
+    port, words, me, receiving = decode_port()
     first, _ = receiving.open("r", me, 0, 16, [0])
     port.close()
     second, _ = receiving.open("r", me, 0, 16, [1])
     port.command(encode(Abort(session=second)))
-    events = [decode_event(words.get(timeout=5)) for _ in range(3)]
+    events = [decode_event(words.get(timeout=20)) for _ in range(3)]
     assert events[0].session == first
     assert isinstance(events[0], Aborted | Broken)
     assert isinstance(events[1], Broken)
@@ -250,22 +257,14 @@ def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> Non
 
 
 def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    words: queue.Queue[bytes] = queue.Queue()
-    kv = layout()
-    port = open_port(
-        empty_cache(kv, 0, 8), context(encode(PortOptions(transport="memory"))), words.put
-    )
-    me = describe(kv, [port.describe()], role="decode", epoch=5)
-    receiving = ReceiveSessions(
-        me, lambda m, _: port.command(m), MonotonicClock(), TransferLimits()
-    )
+    port, words, me, receiving = decode_port()
 
     def burst(timeout_s: float) -> list[object]:
         raise OSError("the card is on fire")
 
     monkeypatch.setattr(port._transport, "poll", burst)
     session, _ = receiving.open("r", me, 0, 16, [0])
-    word = decode_event(words.get(timeout=5))
+    word = decode_event(words.get(timeout=20))
     assert word.session == session
     assert isinstance(word, Broken)
     assert "the card is on fire" in word.reason
