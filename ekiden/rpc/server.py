@@ -14,7 +14,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from ekiden.core.errors import EkidenError, SetupError
-from ekiden.rpc.channel import MAX_MESSAGE_BYTES
+from ekiden.rpc.channel import MAX_MESSAGE_BYTES, keepalive
 from ekiden.rpc.listening import check_address
 
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -23,8 +23,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Two servers on one port would share its calls at random.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *keepalive(),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
 )
