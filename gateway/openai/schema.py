@@ -220,21 +220,35 @@ _AT = re.compile(r"(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 
 
 def _bad_field(error: msgspec.ValidationError, raw: dict[str, Any]) -> BadRequest:
-    """msgspec's sentence with the field and its value in front."""
+    """msgspec's sentence in JSON's words, with the field in front and its value behind."""
     match = _AT.fullmatch(str(error))
-    reason, path = (match["reason"], match["path"]) if match else (str(error), None)
-    reason = reason[:1].lower() + reason[1:]
-    if not path:
-        return BadRequest(reason, field=_missing(reason))
+    reason, path = (match["reason"], match["path"] or "") if match else (str(error), "")
+    if missing := re.search(r"missing required field `(\w+)`", reason):
+        field = f"{path}.{missing[1]}" if path else missing[1]
+        return BadRequest(f"{field} is missing", field=field)
     value = _lookup(raw, path)
-    link = "" if ", got `" in reason else ", not"
-    got = "" if value is None else f"{link} {_short(value)}"
-    return BadRequest(f"{path}: {reason}{got}", field=path)
+    got = "" if value is None else f", not {_short(value)}"
+    return BadRequest(f"{path}: {_plain(reason)}{got}", field=path or None)
 
 
-def _missing(reason: str) -> str | None:
-    found = re.search(r"required field `(\w+)`", reason)
-    return found[1] if found else None
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def _plain(reason: str) -> str:
+    """Without the type that was found: the value says it."""
+    reason = re.sub(r", got `\w+`", "", reason[:1].lower() + reason[1:])
+    return re.sub(r"`([\w |]+)`", lambda types: _in_words(types[1]), reason)
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_TYPES.get(name, name) for name in types.split(" | ") if name != "null")
 
 
 def _lookup(raw: Any, path: str) -> Any:

@@ -23,7 +23,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": []}, "messages", "length >= 1"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "text"),
     ({"max_tokens": 0}, "max_tokens", ">= 1, not 0"),
-    ({"temperature": "hot"}, "temperature", 'got `str` "hot"'),
+    ({"temperature": "hot"}, "temperature", 'expected a number, not "hot"'),
     ({"temperature": 3}, "temperature", "<= 2.0, not 3"),
     ({"n": 1000}, "n", "<= 128"),
     ({"stop": [""]}, "stop[0]", "length >= 1"),
