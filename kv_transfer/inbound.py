@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,22 +11,13 @@ from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError
 from kv_transfer import reshard
+from kv_transfer.direction import Direction, Emit
 from kv_transfer.ledger import Ledger
-from kv_transfer.messages import (
-    Aborted,
-    Broken,
-    Finished,
-    OpenReceive,
-    PortEvent,
-    Progress,
-    split_tag,
-    tag,
-)
+from kv_transfer.messages import Broken, OpenReceive, Progress, split_tag, tag
 from kv_transfer.staging import TRAILER, Slice, open_message, scatter
 from kv_transfer.transports.base import Incoming
 from kv_transfer.wire import PortOptions, Wire
 
-Emit = Callable[[PortEvent], None]
 LIMBO_MESSAGES = 4096
 ENDED_NONCES = 4096
 PROGRESS_S = 0.2
@@ -60,8 +50,10 @@ class _Receiving:
         return self.pairs[index % self.sources].token_bytes(self.order.layout) * (end - start)
 
 
-class Inbound:
+class Inbound(Direction[_Receiving]):
     """All the sessions that this rank receives for."""
+
+    DOES = "receiving from"
 
     def __init__(
         self,
@@ -74,17 +66,9 @@ class Inbound:
         clock: Clock,
         emit: Emit,
     ) -> None:
-        self._cache = cache_BHL2SD
-        self._layout = layout
-        self._rank = rank
-        self._epoch = epoch
-        self._wire = wire
+        super().__init__(cache_BHL2SD, layout, rank, epoch, wire, clock, emit)
         self._options = options
-        self._clock = clock
-        self._emit = emit
-        self._sessions: dict[int, _Receiving] = {}
         self._by_nonce: dict[int, int] = {}
-        self._turns: deque[int] = deque()
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._limbo: deque[tuple[float, Incoming]] = deque()
         self.discarded = 0
@@ -116,22 +100,6 @@ class Inbound:
             self._discard(message)
         else:
             self._limbo.append((self._clock.now() + self._options.limbo_s, message))
-
-    def abort(self, session: int) -> bool:
-        """Give a session up; False if it is not open here."""
-        if not self._forget(session):
-            return False
-        self._emit(Aborted(epoch=self._epoch, session=session))
-        return True
-
-    def end_all(self, reason: str) -> None:
-        """The last word of every session; ``reason``: empty if they are merely given up."""
-        for session in list(self._sessions):
-            if reason:
-                self._forget(session)
-                self._emit(Broken(epoch=self._epoch, session=session, reason=reason))
-            else:
-                self.abort(session)
 
     def peer_lost(self, peer: int, reason: str) -> None:
         for session, receiving in list(self._sessions.items()):
@@ -217,44 +185,21 @@ class Inbound:
     def _tell(self, session: int, receiving: _Receiving) -> None:
         ledger, now = receiving.ledger, self._clock.now()
         if ledger.all_complete:
-            self._forget(session)
-            self._emit(
-                Finished(
-                    epoch=self._epoch,
-                    session=session,
-                    pairs=ledger.tallies(),
-                    seconds=ledger.seconds,
-                    wire=self._wire.transport.wire,
-                )
-            )
+            self._finish(session)
         elif now - receiving.said_at >= PROGRESS_S:
             receiving.said_at = now
             self._emit(Progress(epoch=self._epoch, session=session, bytes=ledger.bytes))
 
-    def _break(self, session: int, source: int, reason: str) -> None:
-        peer = self._sessions[session].order.peer
-        self._forget(session)
-        self._emit(
-            Broken(
-                epoch=self._epoch,
-                session=session,
-                reason=f"receiving from rank {source} of {peer}: {reason}",
-            )
-        )
-
     def _forget(self, session: int) -> bool:
-        receiving = self._sessions.pop(session, None)
-        if receiving is None:
+        if (receiving := self._sessions.get(session)) is None:
             return False
         del self._by_nonce[receiving.order.nonce]
-        self._turns.remove(session)
         self._ended[receiving.order.nonce] = None
         if len(self._ended) > ENDED_NONCES:
             self._ended.popitem(last=False)
         for _, message in receiving.ready:
             self._discard(message)
-        self._wire.abandon(session)
-        return True
+        return super()._forget(session)
 
     def _leave_limbo(self, nonce: int) -> None:
         waiting, self._limbo = self._limbo, deque()

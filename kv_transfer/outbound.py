@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-import torch
-
-from ekiden.cache.layout import KvLayout
-from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError
 from kv_transfer import reshard
+from kv_transfer.direction import Direction
 from kv_transfer.ledger import Ledger
-from kv_transfer.messages import Aborted, Broken, Finished, OpenSend, PortEvent, Progress, tag
+from kv_transfer.messages import Broken, OpenSend, Progress, tag
 from kv_transfer.staging import TRAILER, Slice, gather, seal_message
-from kv_transfer.wire import Wire
-
-Emit = Callable[[PortEvent], None]
 
 
 class _Lane:
@@ -39,28 +32,10 @@ class _Sending:
         self.blocks: Sequence[int] = ()
 
 
-class Outbound:
+class Outbound(Direction[_Sending]):
     """All the sessions that this rank sends for."""
 
-    def __init__(
-        self,
-        cache_BHL2SD: torch.Tensor,
-        layout: KvLayout,
-        rank: int,
-        epoch: int,
-        wire: Wire,
-        clock: Clock,
-        emit: Emit,
-    ) -> None:
-        self._cache = cache_BHL2SD
-        self._layout = layout
-        self._rank = rank
-        self._epoch = epoch
-        self._wire = wire
-        self._clock = clock
-        self._emit = emit
-        self._sessions: dict[int, _Sending] = {}
-        self._turns: deque[int] = deque()
+    DOES = "sending to"
 
     def open(self, order: OpenSend) -> None:
         """Connect to every target rank; a rank that has nothing to send is done at once."""
@@ -85,22 +60,6 @@ class Outbound:
         self._emit(
             Progress(epoch=self._epoch, session=session, bytes=sending.ledger.bytes, computed=end)
         )
-
-    def abort(self, session: int) -> bool:
-        """Give a session up; False if it is not open here."""
-        if not self._forget(session):
-            return False
-        self._emit(Aborted(epoch=self._epoch, session=session))
-        return True
-
-    def end_all(self, reason: str) -> None:
-        """The last word of every session; ``reason``: empty if they are merely given up."""
-        for session in list(self._sessions):
-            if reason:
-                self._forget(session)
-                self._emit(Broken(epoch=self._epoch, session=session, reason=reason))
-            else:
-                self.abort(session)
 
     def peer_lost(self, peer: int, reason: str) -> None:
         for session, sending in list(self._sessions.items()):
@@ -164,34 +123,5 @@ class Outbound:
         self._finish_if_done(session)
 
     def _finish_if_done(self, session: int) -> None:
-        ledger = self._sessions[session].ledger
-        if not ledger.all_complete:
-            return
-        self._forget(session)
-        self._emit(
-            Finished(
-                epoch=self._epoch,
-                session=session,
-                pairs=ledger.tallies(),
-                seconds=ledger.seconds,
-                wire=self._wire.transport.wire,
-            )
-        )
-
-    def _break(self, session: int, target: int, reason: str) -> None:
-        peer = self._sessions[session].order.peer
-        self._forget(session)
-        self._emit(
-            Broken(
-                epoch=self._epoch,
-                session=session,
-                reason=f"sending to rank {target} of {peer}: {reason}",
-            )
-        )
-
-    def _forget(self, session: int) -> bool:
-        if self._sessions.pop(session, None) is None:
-            return False
-        self._turns.remove(session)
-        self._wire.abandon(session)
-        return True
+        if self._sessions[session].ledger.all_complete:
+            self._finish(session)
