@@ -21,6 +21,7 @@ def test_one_process_gives_the_tokens_of_transformers_on_the_real_model() -> Non
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # two would wait for each other on a busy machine
     directory = resolve_model("smollm2-135m-instruct")
     prompts = make_prompts(Tokenizer.load(directory), 16, 20)
     config = EngineConfig(
