@@ -14,8 +14,8 @@ from ekiden.core.errors import BadRequest, EkidenError, NotFound, Overloaded, Un
 from ekiden.core.ids import new_request_id, new_seed
 from ekiden.core.types import PrefillCandidate, Request
 from ekiden.registry.watcher import Watcher
+from ekiden.rpc import common_pb2, decode_pb2_grpc
 from ekiden.rpc import decode_pb2 as pb
-from ekiden.rpc import decode_pb2_grpc
 from ekiden.rpc.convert import candidate_from_pb, request_from_pb
 from ekiden.rpc.server import RpcServer, abort_with
 from ekiden.service.replica import Replica
@@ -91,7 +91,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         sink = GenerateSink()
         task = None
         try:
-            parsed = _completed(request_from_pb(request.request), self.core.me.model)
+            parsed = _completed(request.request, self.core.me.model)
             task = self._submit(parsed, await self._candidates(request), sink)
             while True:
                 event = await sink.next()
@@ -176,13 +176,14 @@ def _discard(ids: set[str], request_id: str, _task: object) -> None:
     ids.discard(request_id)
 
 
-def _completed(request: Request, model: str) -> Request:
+def _completed(message: common_pb2.Request, model: str) -> Request:
     """A public call may leave out its id, seed and model."""
+    request = request_from_pb(message)
     changes: dict[str, Any] = {}
     if not request.request_id:
         changes["request_id"] = new_request_id()
     if not request.model:
         changes["model"] = model
-    if not request.sampling.seed:
+    if not message.sampling.HasField("seed"):
         changes["sampling"] = msgspec.structs.replace(request.sampling, seed=new_seed())
     return msgspec.structs.replace(request, **changes)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65kiden/rpc/common.proto\x12\nekiden.rpc\"\xb3\x03\n\x0eSamplingParams\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12=\n\nlogit_bias\x18\n \x03(\x0b\x32).ekiden.rpc.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12\t\n\x01n\x18\x10 \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"T\n\rTokenLogprobs\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12#\n\x03top\x18\x03 \x03(\x0b\x32\x16.ekiden.rpc.TopLogprob\"F\n\x10PrefillCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x9e\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ekiden.rpc.SamplingParams\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\"\xce\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.ekiden.rpc.TokenLogprobs\x12(\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x18.ekiden.rpc.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x14\n\nstop_token\x18\x07 \x01(\rH\x00\x42\r\n\x0bstop_reason\"}\n\x0cTokenSources\x12\x14\n\x0c\x64\x65\x63ode_cache\x18\x01 \x01(\r\x12\x15\n\rprefill_cache\x18\x02 \x01(\r\x12\x18\n\x10prefill_computed\x18\x03 \x01(\r\x12\x16\n\x0elocal_computed\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"m\n\tTimeSplit\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\"=\n\rTransferStats\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04wire\x18\x03 \x01(\t\"(\n\x08\x46\x61llback\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xaa\x02\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12)\n\x07sources\x18\x04 \x01(\x0b\x32\x18.ekiden.rpc.TokenSources\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.ekiden.rpc.TimeSplit\x12+\n\x08transfer\x18\x06 \x01(\x0b\x32\x19.ekiden.rpc.TransferStats\x12\'\n\tfallbacks\x18\x07 \x03(\x0b\x32\x14.ekiden.rpc.Fallback\x12\x17\n\x0fprefill_replica\x18\x08 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\t \x01(\t\"`\n\x05\x45rror\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65kiden/rpc/common.proto\x12\nekiden.rpc\"\xc1\x03\n\x0eSamplingParams\x12\x11\n\x04seed\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12=\n\nlogit_bias\x18\n \x03(\x0b\x32).ekiden.rpc.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x01\x88\x01\x01\x12\t\n\x01n\x18\x10 \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05_seedB\x0b\n\t_logprobs\",\n\nTopLogprob\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"T\n\rTokenLogprobs\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12#\n\x03top\x18\x03 \x03(\x0b\x32\x16.ekiden.rpc.TopLogprob\"F\n\x10PrefillCandidate\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"\x9e\x01\n\x07Request\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x03(\r\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.ekiden.rpc.SamplingParams\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\"\xce\x01\n\x05\x44\x65lta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.ekiden.rpc.TokenLogprobs\x12(\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x18.ekiden.rpc.FinishReason\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x12\x14\n\nstop_token\x18\x07 \x01(\rH\x00\x42\r\n\x0bstop_reason\"}\n\x0cTokenSources\x12\x14\n\x0c\x64\x65\x63ode_cache\x18\x01 \x01(\r\x12\x15\n\rprefill_cache\x18\x02 \x01(\r\x12\x18\n\x10prefill_computed\x18\x03 \x01(\r\x12\x16\n\x0elocal_computed\x18\x04 \x01(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"m\n\tTimeSplit\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x12\n\ntransfer_s\x18\x03 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\"=\n\rTransferStats\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04wire\x18\x03 \x01(\t\"(\n\x08\x46\x61llback\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xaa\x02\n\nCompletion\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12)\n\x07sources\x18\x04 \x01(\x0b\x32\x18.ekiden.rpc.TokenSources\x12$\n\x05times\x18\x05 \x01(\x0b\x32\x15.ekiden.rpc.TimeSplit\x12+\n\x08transfer\x18\x06 \x01(\x0b\x32\x19.ekiden.rpc.TransferStats\x12\'\n\tfallbacks\x18\x07 \x03(\x0b\x32\x14.ekiden.rpc.Fallback\x12\x17\n\x0fprefill_replica\x18\x08 \x01(\t\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\t \x01(\t\"`\n\x05\x45rror\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1794
-  _globals['_FINISHREASON']._serialized_end=1943
+  _globals['_FINISHREASON']._serialized_start=1808
+  _globals['_FINISHREASON']._serialized_end=1957
   _globals['_SAMPLINGPARAMS']._serialized_start=40
-  _globals['_SAMPLINGPARAMS']._serialized_end=475
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=414
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=462
-  _globals['_TOPLOGPROB']._serialized_start=477
-  _globals['_TOPLOGPROB']._serialized_end=521
-  _globals['_TOKENLOGPROBS']._serialized_start=523
-  _globals['_TOKENLOGPROBS']._serialized_end=607
-  _globals['_PREFILLCANDIDATE']._serialized_start=609
-  _globals['_PREFILLCANDIDATE']._serialized_end=679
-  _globals['_REQUEST']._serialized_start=682
-  _globals['_REQUEST']._serialized_end=840
-  _globals['_DELTA']._serialized_start=843
-  _globals['_DELTA']._serialized_end=1049
-  _globals['_TOKENSOURCES']._serialized_start=1051
-  _globals['_TOKENSOURCES']._serialized_end=1176
-  _globals['_TIMESPLIT']._serialized_start=1178
-  _globals['_TIMESPLIT']._serialized_end=1287
-  _globals['_TRANSFERSTATS']._serialized_start=1289
-  _globals['_TRANSFERSTATS']._serialized_end=1350
-  _globals['_FALLBACK']._serialized_start=1352
-  _globals['_FALLBACK']._serialized_end=1392
-  _globals['_COMPLETION']._serialized_start=1395
-  _globals['_COMPLETION']._serialized_end=1693
-  _globals['_ERROR']._serialized_start=1695
-  _globals['_ERROR']._serialized_end=1791
+  _globals['_SAMPLINGPARAMS']._serialized_end=489
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=419
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=467
+  _globals['_TOPLOGPROB']._serialized_start=491
+  _globals['_TOPLOGPROB']._serialized_end=535
+  _globals['_TOKENLOGPROBS']._serialized_start=537
+  _globals['_TOKENLOGPROBS']._serialized_end=621
+  _globals['_PREFILLCANDIDATE']._serialized_start=623
+  _globals['_PREFILLCANDIDATE']._serialized_end=693
+  _globals['_REQUEST']._serialized_start=696
+  _globals['_REQUEST']._serialized_end=854
+  _globals['_DELTA']._serialized_start=857
+  _globals['_DELTA']._serialized_end=1063
+  _globals['_TOKENSOURCES']._serialized_start=1065
+  _globals['_TOKENSOURCES']._serialized_end=1190
+  _globals['_TIMESPLIT']._serialized_start=1192
+  _globals['_TIMESPLIT']._serialized_end=1301
+  _globals['_TRANSFERSTATS']._serialized_start=1303
+  _globals['_TRANSFERSTATS']._serialized_end=1364
+  _globals['_FALLBACK']._serialized_start=1366
+  _globals['_FALLBACK']._serialized_end=1406
+  _globals['_COMPLETION']._serialized_start=1409
+  _globals['_COMPLETION']._serialized_end=1707
+  _globals['_ERROR']._serialized_start=1709
+  _globals['_ERROR']._serialized_end=1805
 # @@protoc_insertion_point(module_scope)
