@@ -71,7 +71,7 @@ async def test_ready_children_are_reported_and_end_by_sigterm(tmp_path: Path):
     assert await supervisor.close(asyncio.Event()) == []
     assert [child.process.returncode for child in children] == [0, 0]
     assert (tmp_path / "a.log").read_text() == "up\ndrained\n"
-    assert all(group_is_gone(child.process.pid) for child in children)
+    assert all(eventually(lambda pid=c.process.pid: group_is_gone(pid)) for c in children)
 
 
 async def test_a_child_that_will_not_end_is_killed_with_all_it_spawned(tmp_path: Path):
