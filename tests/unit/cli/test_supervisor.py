@@ -93,7 +93,7 @@ async def test_hurry_skips_the_grace(tmp_path: Path):
 
 async def test_what_a_dead_child_spawned_is_ended_too(tmp_path: Path):
     supervisor = Supervisor(tmp_path)
-    (child,) = await started(supervisor, spec(tmp_path, "parent", "touch {ready}; sleep 60 & wait"))
+    (child,) = await started(supervisor, spec(tmp_path, "parent", "sleep 60 & touch {ready}; wait"))
     os.kill(child.process.pid, signal.SIGKILL)
     with pytest.raises(ChildDied, match="parent ended: killed by SIGKILL"):
         async with asyncio.timeout(TIMEOUT_S):
