@@ -26,8 +26,9 @@ NAMES = ("prefill-0", "decode-0", "gateway")
 
 def serve(name: str, ready_file: Path, way: str) -> int:
     print(f"{name} begins with pid {os.getpid()}", flush=True)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: None if way == "deaf" else ended.set())
+    # Blocked, and waited for below. An event set by a handler can deadlock: the handler may run
+    # while the main thread holds the event's lock.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if way == "die-at-start":
         print(f"ekiden: {name} has no model", file=sys.stderr)
         return 2
@@ -36,8 +37,10 @@ def serve(name: str, ready_file: Path, way: str) -> int:
         partial = ready_file.with_suffix(".partial")
         partial.write_text(json.dumps({"address": address}))
         partial.rename(ready_file)
-    while not ended.wait(0.05):  # a signal handler runs only between waits
-        continue
+    while True:
+        signal.sigwait({signal.SIGTERM})
+        if way != "deaf":
+            break
     print(f"{name} drained", flush=True)
     return 0
 

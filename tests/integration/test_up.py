@@ -104,6 +104,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.end()
         assert run.process.stdout is not None
         run.process.stdout.close()
+        assert run.nothing_left()
 
 
 READY = "Ctrl-C drains and ends all of it."
