@@ -75,6 +75,7 @@ def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:
     body = {
         "model": plan.model_name,
         "stream": True,
+        "max_tokens": 256,
         "messages": [{"role": "user", "content": _QUESTION}],
     }
     key = ' -H "Authorization: Bearer $EKIDEN_API_KEY"' if env.api_key() else ""
