@@ -1,10 +1,9 @@
 """Sampling: a pure function of (logits, SampleSpec), the same in every batch and replica.
 
 The order is vLLM's: penalties, logit_bias, banned, temperature, top-k, top-p, min-p, draw. The
-draw takes one uniform number from (seed, position) through the inverse CDF of the kept tokens,
-most likely first and lower ids first among equals, so nothing depends on what else is in the
-batch. Only the head of a row is sorted; a row whose draw may lie beyond it is sorted whole,
-which gives the same token.
+filters keep the most likely tokens, lower ids first among equals; what is kept races (``draw``)
+with numbers of (seed, position, token), so nothing depends on what else is in the batch. Only the
+head of a row is sorted, and only for filters; more of it where they keep more.
 
 Shape legend: R rows of logits, S specs (several may share a row), V vocabulary, K head.
 """
@@ -21,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from ekiden.core.errors import InvariantBroken
-from ekiden.core.ids import mix64
 from ekiden.core.types import TokenLogprobs
+from ekiden.engine.draw import race
 from ekiden.engine.plan import SampleSpec
 
 GREEDY_BELOW = 1e-5
@@ -67,11 +66,6 @@ def sample(
             chosen[i] = token
     logprobs = _logprobs(logits_RV, specs, rows, chosen)
     return [Choice(*pair) for pair in zip(chosen, logprobs, strict=True)]
-
-
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that output ``position`` of a choice with ``seed`` draws with."""
-    return (mix64(seed, position) >> 11) * 2.0**-53
 
 
 def ranked(values_SV: torch.Tensor, k: int) -> torch.Tensor:
@@ -170,35 +164,46 @@ def _draw(adjusted_SV: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
     # The softmax kernels reduce each row by itself: a row's bits do not depend on its batch.
     shifted_SV = adjusted_SV - adjusted_SV.amax(dim=-1, keepdim=True)
     probs_SV = torch.softmax(shifted_SV / temperature, dim=-1)
-    ids_SK = ranked(adjusted_SV, HEADS[0])
-    ids, probs = ids_SK.tolist(), _doubles(probs_SV.gather(-1, ids_SK))
-    size = adjusted_SV.shape[1]
+    filtered = [i for i, spec in enumerate(specs) if _filters(spec)]
+    heads_SK = dict(zip(filtered, ranked(adjusted_SV[filtered], HEADS[0]), strict=True))
     drawn = []
     for i, spec in enumerate(specs):
-        index = _pick(probs[i], spec, whole=size <= HEADS[0])
-        drawn.append(
-            ids[i][index] if index is not None else _draw_deep(adjusted_SV[i], probs_SV[i], spec)
+        head_K = heads_SK.get(i)
+        weights_V = (
+            _doubles(probs_SV[i])
+            if head_K is None
+            else _kept_weights(adjusted_SV[i], probs_SV[i], head_K, spec)
         )
+        drawn.append(race(weights_V, spec.seed, spec.position))
     return drawn
 
 
-def _draw_deep(adjusted_V: torch.Tensor, probs_V: torch.Tensor, spec: SampleSpec) -> int:
-    """A draw that may lie beyond the first head: sort more of the row, at last all of it."""
+def _filters(spec: SampleSpec) -> bool:
+    return spec.top_k > 0 or spec.top_p < 1.0 or spec.min_p > 0.0
+
+
+def _kept_weights(
+    adjusted_V: torch.Tensor, probs_V: torch.Tensor, head_K: torch.Tensor, spec: SampleSpec
+) -> NDArray[np.float64]:
+    """The probabilities of the tokens that the filters keep, 0 for all others."""
     size = len(adjusted_V)
-    for k in (*HEADS[1:], size):
-        ids_K = ranked(adjusted_V[None], k)[0]
-        index = _pick(_doubles(probs_V[ids_K]), spec, whole=k >= size)
-        if index is not None:
-            return int(ids_K[index])
-    raise InvariantBroken(f"a sorted row of all {size} tokens gave none")
+    for k in (HEADS[0], *HEADS[1:], size):
+        ids_K = head_K if k == HEADS[0] else ranked(adjusted_V[None], k)[0]
+        probs = _doubles(probs_V[ids_K])
+        kept = _count_kept(probs, spec, whole=k >= size)
+        if kept is not None:
+            weights_V = np.zeros(size)
+            weights_V[ids_K[:kept].cpu().numpy()] = probs[:kept]
+            return weights_V
+    raise InvariantBroken(f"the filters kept none of all {size} tokens")
 
 
 def _doubles(values: torch.Tensor) -> NDArray[np.float64]:
     return np.asarray(values.cpu().double().numpy())
 
 
-def _pick(probs: NDArray[np.float64], spec: SampleSpec, *, whole: bool) -> int | None:
-    """Index drawn from ``probs`` (sorted, descending); None if more of the row is needed.
+def _count_kept(probs: NDArray[np.float64], spec: SampleSpec, *, whole: bool) -> int | None:
+    """How many of ``probs`` (sorted, descending) are kept; None if more of the row is needed.
 
     ``whole`` says that ``probs`` is the whole row and not only its head. Each filter keeps a
     prefix; ``total`` is the mass of what is kept so far.
@@ -209,25 +214,19 @@ def _pick(probs: NDArray[np.float64], spec: SampleSpec, *, whole: bool) -> int |
         if spec.top_k > size and not whole:
             return None
         size = min(spec.top_k, size)
-        total = float(sums[size - 1])
-        whole = True
+        total, whole = float(sums[size - 1]), True
     if spec.top_p < 1.0:
         # A token stays while the mass before it is short of top_p.
         if not whole and sums[-1] < spec.top_p:
             return None
-        kept = int(np.count_nonzero(sums[: size - 1] < spec.top_p * total)) + 1
-        size, total, whole = kept, float(sums[kept - 1]), True
+        size = int(np.count_nonzero(sums[: size - 1] < spec.top_p * total)) + 1
+        whole = True
     if spec.min_p > 0.0:
         kept = max(1, int(np.count_nonzero(probs[:size] >= spec.min_p * probs[0])))
         if kept == size and not whole:
             return None
-        size, total, whole = kept, float(sums[kept - 1]), True
-    target = uniform(spec.seed, spec.position) * total
-    index = int(np.searchsorted(sums[:size], target, side="right"))
-    if index < size:
-        return index
-    # The sum fell short of its total by rounding: the last token that has any probability.
-    return int(np.flatnonzero(probs[:size])[-1]) if whole else None
+        size = kept
+    return size
 
 
 def _logprobs(

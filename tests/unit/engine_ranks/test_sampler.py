@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from tiny_llama import greedy
 
 from ekiden.core.errors import InvariantBroken
+from ekiden.core.ids import mix64
+from ekiden.engine.draw import BLOCK, gumbel, race
 from ekiden.engine.plan import SampleSpec
-from ekiden.engine.sampler import ranked, sample, uniform
+from ekiden.engine.sampler import ranked, sample
 
 torch.set_num_threads(1)
 WIDE = 5000
@@ -59,12 +63,22 @@ def reference(logits: torch.Tensor, s: SampleSpec) -> int:
         kept.append(w)
         mass += w
     kept = [w for w in kept if w >= s.min_p * kept[0]]
-    target, mass = uniform(s.seed, s.position) * sum(kept), 0.0
-    for t, w in zip(order, kept, strict=False):
-        mass += w
-        if mass > target:
-            return t
-    raise AssertionError("the reference drew nothing")
+    weight = dict(zip(order, kept, strict=False))
+    blocks: Counter[int] = Counter()
+    for t, w in weight.items():
+        blocks[t // BLOCK] += w  # type: ignore[assignment]
+    block = winner(blocks, s, heat=0)
+    return winner({t: w for t, w in weight.items() if t // BLOCK == block}, s, heat=1)
+
+
+def winner(weights: Mapping[int, float], s: SampleSpec, heat: int) -> int:
+    """Gumbel-max, number by number."""
+
+    def score(t: int) -> float:
+        uniform = ((mix64(s.seed, s.position, heat, t) >> 12) + 0.5) * 2.0**-52
+        return math.log(weights[t]) - math.log(-math.log(uniform))
+
+    return max((t for t in sorted(weights) if weights[t]), key=score)
 
 
 tokens_20 = st.integers(0, 19)
@@ -243,10 +257,27 @@ def test_draws_repeat_and_depend_on_seed_and_position() -> None:
     assert len(set(first)) > 10
 
 
-def test_uniform_stays_below_one() -> None:
-    values = [uniform(seed, 0) for seed in range(2000)]
-    assert 0.0 <= min(values) < 0.01
-    assert 0.99 < max(values) < 1.0
+def test_what_rounding_does_to_logits_changes_no_draw() -> None:
+    logits = normal(1, WIDE, seed=4).float()
+    noise = torch.randn(1, WIDE, generator=torch.Generator().manual_seed(5)) * 5e-6
+    batch = [spec(seed=seed) for seed in range(1000)]
+    filtered = [spec(seed=seed, top_p=0.95) for seed in range(200)]
+    for specs in (batch, filtered):
+        rows = [0] * len(specs)
+        assert sample(logits, specs, rows) == sample(logits + noise, specs, rows)
+
+
+def test_gumbel_numbers_are_finite_and_spread_as_they_should() -> None:
+    values = gumbel(mix64(1, 2, 3), np.arange(20_000, dtype=np.uint64))
+    assert np.isfinite(values).all()
+    assert abs(values.mean() - 0.5772) < 0.03
+    assert abs(values.std() - math.pi / math.sqrt(6)) < 0.03
+
+
+def test_a_weight_of_nothing_never_wins() -> None:
+    weights = np.zeros(3 * BLOCK)
+    weights[[1, 700]] = 1e-300, 1e-290
+    assert {race(weights, seed, 0) for seed in range(50)} == {700}
 
 
 def test_logprobs_come_from_the_raw_logits_most_likely_first() -> None:
