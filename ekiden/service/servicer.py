@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from ekiden.core.errors import EkidenError
+from ekiden.core.errors import EkidenError, SetupError
 from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.rpc import replica_pb2 as pb
 from ekiden.rpc import replica_pb2_grpc
@@ -50,6 +50,11 @@ def check_meeting(me: ReplicaDescription, peer: ReplicaDescription) -> None:
     Raises:
         SetupError: one sentence with both values.
     """
+    if {me.role, peer.role} != {"prefill", "decode"}:
+        raise SetupError(
+            f"{me.replica_id} is a {me.role} replica and {peer.replica_id} a {peer.role} one: KV "
+            "goes from prefill to decode only"
+        )
     prefill, decode = (me, peer) if me.role == "prefill" else (peer, me)
     check_pair(prefill, decode)
 

@@ -86,6 +86,17 @@ class ChatBody(CommonBody, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def logprobs_k(self) -> int | None:
+        """How many top logprobs, None for no logprobs at all.
+
+        Raises:
+            BadRequest: top logprobs are asked for without logprobs.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest(
+                f"top_logprobs is {self.top_logprobs} and logprobs is not true: set "
+                '"logprobs": true as well',
+                field="top_logprobs",
+            )
         return self.top_logprobs if self.logprobs else None
 
 

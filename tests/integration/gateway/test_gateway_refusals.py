@@ -22,6 +22,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({}, "messages", "messages"),
     ({"messages": []}, "messages", "length >= 1"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "text"),
+    ({"top_logprobs": 2}, "top_logprobs", '"logprobs": true'),
     ({"max_tokens": 0}, "max_tokens", ">= 1, not 0"),
     ({"temperature": "hot"}, "temperature", 'expected a number, not "hot"'),
     ({"temperature": 3}, "temperature", "<= 2.0, not 3"),
