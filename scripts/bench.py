@@ -5,12 +5,15 @@ sampling and a fixed output length, and ends it. Times are read by the client:
 
     TTFT   request sent to first token          TPOT   (last token - first) / (tokens - 1)
 
-What the gateway adds is the client's whole time less the decode replica's own account of it.
+What the gateway adds is the client's whole time less the decode replica's own account of it. The
+transfer lasts from its first byte to its last, most of it while prefill still computes; `exposed`
+is the part that the request waited for. The figures also go to build/bench/stack.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import random
 import re
@@ -19,9 +22,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -32,6 +36,10 @@ VOCABULARY = range(1000, 40000)
 """Ordinary tokens in every model of the catalogue."""
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 300.0
+RESULT = Path("build/bench/stack.json")
+NO_PEER = ("peer", "peer_name", "ratio", "goal", "met")
+
+Row = dict[str, Any]
 
 
 class Sample(NamedTuple):
@@ -48,7 +56,12 @@ class Sample(NamedTuple):
 
     @property
     def added_by_gateway(self) -> float:
-        return self.total - sum(self.usage["ekiden"]["times"].values())
+        return self.total - sum(self.account["times"].values())
+
+    @property
+    def account(self) -> dict[str, Any]:
+        account: dict[str, Any] = self.usage["ekiden"]
+        return account
 
 
 def main() -> int:
@@ -64,15 +77,42 @@ def main() -> int:
         model = c.get("/v1/models").json()["data"][0]["id"]
         ask(c, model, chance, 64, 8)  # first-time costs
         print(f"{model}, {platform.processor() or platform.machine()}, `{' '.join(sys.argv)}`\n")
-        print("| prompt | TTFT ms | TPOT ms | KV moved MB | transfer ms | gateway adds ms |")
-        print("|---|---|---|---|---|---|")
-        for length in (128, 2048):
+        rows: list[Row] = []
+        print("| prompt | " + " | ".join(name for name, _ in COLUMNS) + " |")
+        print("|---" * (len(COLUMNS) + 1) + "|")
+        for length in (128, 2000):
             samples = [ask(c, model, chance, length, args.tokens) for _ in range(args.runs)]
-            print(latency_row(length, samples))
+            cells = [(name, statistics.median(map(read, samples))) for name, read in COLUMNS]
+            print(f"| {length} | " + " | ".join(f"{value:.1f}" for _, value in cells) + " |")
+            rows += [row(f"{name}, prompt {length}", value) for name, value in cells]
         print("\n| streams | output tokens/s |\n|---|---|")
         for streams in (1, 8):
-            print(f"| {streams} | {throughput(c, model, chance, streams, args):.1f} |")
+            rate = throughput(c, model, chance, streams, args)
+            print(f"| {streams} | {rate:.1f} |")
+            rows.append(row(f"output tokens/s, {streams} streams", rate))
+    write_rows(rows)
     return 0
+
+
+def row(name: str, ours: float) -> Row:
+    """A figure without a peer or a goal; the unit is the last word before the comma."""
+    unit = name.partition(",")[0].split()[-1]
+    return {"name": name, "ours": ours, "unit": unit, **dict.fromkeys(NO_PEER)}
+
+
+def write_rows(rows: list[Row]) -> None:
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+COLUMNS: tuple[tuple[str, Callable[[Sample], float]], ...] = (
+    ("TTFT ms", lambda s: 1000 * s.ttft),
+    ("TPOT ms", lambda s: 1000 * s.tpot),
+    ("KV moved MB", lambda s: s.account["transfer"]["bytes"] / 1e6),
+    ("transfer ms", lambda s: 1000 * s.account["transfer"]["seconds"]),
+    ("exposed ms", lambda s: 1000 * s.account["times"]["transfer_s"]),
+    ("gateway adds ms", lambda s: 1000 * s.added_by_gateway),
+)
 
 
 @contextmanager
@@ -117,18 +157,6 @@ def ask(
                 first = time.monotonic() - began
             usage = event.get("usage") or usage
     return Sample(first, time.monotonic() - began, usage["completion_tokens"], usage)
-
-
-def latency_row(length: int, samples: list[Sample]) -> str:
-    moved = [sample.usage["ekiden"]["transfer"] for sample in samples]
-    cells = (
-        1000 * statistics.median(sample.ttft for sample in samples),
-        1000 * statistics.median(sample.tpot for sample in samples),
-        statistics.median(transfer["bytes"] for transfer in moved) / 1e6,
-        1000 * statistics.median(transfer["seconds"] for transfer in moved),
-        1000 * statistics.median(sample.added_by_gateway for sample in samples),
-    )
-    return f"| {length} | " + " | ".join(f"{cell:.1f}" for cell in cells) + " |"
 
 
 def throughput(
