@@ -142,6 +142,8 @@ async def until_refused(url: str) -> None:
                 await http.get(f"{url}/health")
             except httpx.ConnectError:
                 return
+            except httpx.TransportError:
+                continue  # taken by the kernel, then reset as the listener closed
             await asyncio.sleep(0.02)
 
 
