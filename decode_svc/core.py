@@ -7,10 +7,10 @@ to the request they belong to; one flush per engine step sends a gateway one mes
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ekiden.core.errors import EkidenError
 from ekiden.engine.engine import EngineOutput
 from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
@@ -22,8 +22,6 @@ from .peers import PrefillPeers
 if TYPE_CHECKING:
     from .handoff import Handoff
     from .life import Life
-
-logger = logging.getLogger(__name__)
 
 
 class DecodeCore(ReplicaCore[ReceiveSessions]):
@@ -56,7 +54,7 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
         if output.room:
             self._notify_freed()
 
-    def _tell_all(self, error: BaseException) -> None:
+    def _tell_all(self, error: EkidenError) -> None:
         for life in list(self.lives.values()):
             life.on_fatal(error)
 

@@ -187,12 +187,10 @@ class Life:
         self._told = True
         self._finished.set_result(finished)
 
-    def on_fatal(self, error: BaseException) -> None:
+    def on_fatal(self, error: EkidenError) -> None:
         """The engine is gone, and this request with it."""
         if not self._finished.done():
-            self._finished.set_exception(
-                error if isinstance(error, EkidenError) else ReplicaFailed(repr(error))
-            )
+            self._finished.set_exception(error)
             self._finished.exception()
 
     def _account(self, finished: RequestFinished) -> Completion:

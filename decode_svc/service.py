@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from ekiden.core.errors import BadRequest, EkidenError, NotFound, Overloaded, Unavailable
+from ekiden.core.errors import BadRequest, EkidenError, Overloaded, Unavailable
 from ekiden.core.ids import new_request_id, new_seed
 from ekiden.core.types import PrefillCandidate, Request
 from ekiden.registry.watcher import Watcher
@@ -19,6 +19,7 @@ from ekiden.rpc import decode_pb2 as pb
 from ekiden.rpc.convert import candidate_from_pb, request_from_pb
 from ekiden.rpc.server import RpcServer, abort_with
 from ekiden.service.replica import Replica
+from ekiden.service.servicer import check_model
 
 from .core import DecodeCore
 from .life import Life
@@ -135,12 +136,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
     def _check(self, request: Request) -> None:
         if self._draining:
             raise Unavailable(f"decode replica {self.core.me.replica_id} is draining")
-        if request.model != self.core.me.model:
-            raise NotFound(
-                f"model {request.model!r} is not served here: this replica serves "
-                f"{self.core.me.model!r}",
-                field="model",
-            )
+        check_model(self.core.me, request.model)
         if not request.deadline_s > 0:  # NaN is not either, and would disorder the loop's timers
             raise BadRequest(
                 f"deadline_s is {request.deadline_s}: it must be more than 0", field="deadline_s"

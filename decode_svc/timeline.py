@@ -49,9 +49,6 @@ class Timeline:
     def ttft_s(self) -> float | None:
         return None if self._first_token is None else self._first_token - self._arrived
 
-    def elapsed_s(self) -> float:
-        return self._clock.now() - self._arrived
-
     def split(self) -> TimeSplit:
         """The time so far, cut at the marks."""
         end = self._clock.now()

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
+from ekiden.core.errors import EkidenError
 from ekiden.core.types import Delta
 from ekiden.engine.engine import EngineEvent, EngineOutput
 from ekiden.service.core import ReplicaCore
@@ -17,7 +18,7 @@ from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Drained, Failed, SealedOut, SessionEvent
 from kv_transfer.sessions import SendSessions
 
-Happening = EngineEvent | Delta | SealedOut | Failed | BaseException
+Happening = EngineEvent | Delta | SealedOut | Failed | EkidenError
 """What a run may be told."""
 
 
@@ -80,7 +81,7 @@ class PrefillCore(ReplicaCore[SendSessions]):
         elif isinstance(event, SealedOut | Failed):
             self._tell(local_id, event)
 
-    def _tell_all(self, error: BaseException) -> None:
+    def _tell_all(self, error: EkidenError) -> None:
         for local_id in list(self._inboxes):
             self._tell(local_id, error)
 

@@ -21,7 +21,6 @@ from ekiden.core.errors import (
     BadRequest,
     DeadlineExceeded,
     EkidenError,
-    NotFound,
     ReplicaFailed,
     Unavailable,
 )
@@ -29,6 +28,7 @@ from ekiden.core.types import Delta
 from ekiden.engine.engine import PrefillDone, Ready, Started
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc.convert import delta_to_pb, request_from_pb
+from ekiden.service.servicer import check_model
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Failed, SealedOut
 
@@ -95,12 +95,7 @@ class PrefillRun:
                 "call Replica.Meet first",
                 field="decode_replica",
             )
-        if start.request.model != me.model:
-            raise NotFound(
-                f"model {start.request.model!r} is not served here: this replica serves "
-                f"{me.model!r}",
-                field="model",
-            )
+        check_model(me, start.request.model)
         return peer
 
     async def _open(self, offer: bytes, peer: ReplicaDescription) -> None:
@@ -124,8 +119,10 @@ class PrefillRun:
                 return happening
             if isinstance(happening, Delta):
                 self._deltas.append(happening)
-            elif isinstance(happening, BaseException | Failed):
-                raise _as_error(happening)
+            elif isinstance(happening, EkidenError):
+                raise happening
+            elif isinstance(happening, Failed):
+                raise ReplicaFailed(f"the transfer failed: {happening.reason}")
             else:
                 self._early.append(happening)
 
@@ -145,12 +142,6 @@ class PrefillRun:
             if self._session:
                 self._core.fail_session(self._session, "decode ended the call")
         self._core.close_run(local_id)
-
-
-def _as_error(happening: BaseException | Failed) -> EkidenError:
-    if isinstance(happening, Failed):
-        return ReplicaFailed(f"the transfer failed: {happening.reason}")
-    return happening if isinstance(happening, EkidenError) else ReplicaFailed(repr(happening))
 
 
 async def _receive(

@@ -34,8 +34,8 @@ class EngineBridge:
         loop = asyncio.get_running_loop()
         self._engine_loop = EngineLoop(
             engine,
-            on_output=lambda output: _post(loop, on_output, output),
-            on_fatal=lambda error: _post(loop, on_fatal, error),
+            on_output=lambda output: post_to_loop(loop, on_output, output),
+            on_fatal=lambda error: post_to_loop(loop, on_fatal, error),
         )
         self._engine_loop.start()
 
@@ -72,7 +72,7 @@ class SessionPump:
 
     def on_port(self, rank: int, message: bytes) -> None:
         """A message of a rank's port. Called on a thread of the executor."""
-        _post(self._loop, self._heard, (rank, message))
+        post_to_loop(self._loop, self._heard, (rank, message))
 
     def _heard(self, item: tuple[int, bytes]) -> None:
         self._sessions.on_port(*item)
@@ -105,7 +105,7 @@ class SessionPump:
             self._timer.cancel()
 
 
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], item: T) -> None:
+def post_to_loop(loop: asyncio.AbstractEventLoop, function: Callable[[T], None], item: T) -> None:
     """Call on the loop, or not at all once the loop has closed: the process is ending then."""
     try:
         loop.call_soon_threadsafe(function, item)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ekiden.core.errors import EkidenError, ReplicaFailed
 from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.engine.engine import EngineOutput
 from ekiden.rpc import replica_pb2_grpc
@@ -54,7 +55,7 @@ class ReplicaCore(ABC, Generic[S]):
         """What became of a hand-off session."""
 
     @abstractmethod
-    def _tell_all(self, error: BaseException) -> None:
+    def _tell_all(self, error: EkidenError) -> None:
         """The engine is gone: everybody who waits for it must hear."""
 
     def register(self, server: RpcServer) -> None:
@@ -68,7 +69,7 @@ class ReplicaCore(ABC, Generic[S]):
             self.pump.on_port(rank, message)
 
     def _fatal(self, error: BaseException) -> None:
-        self._tell_all(error)
+        self._tell_all(error if isinstance(error, EkidenError) else ReplicaFailed(repr(error)))
         self._on_fatal(error)
 
     def fail_session(self, session: int, reason: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 from ekiden.core.errors import DeadlineExceeded, ReplicaFailed
 from ekiden.rpc import replica_pb2 as pb
-from ekiden.service.bridge import EngineBridge
+from ekiden.service.bridge import EngineBridge, post_to_loop
 from kv_transfer.messages import BlockRead, ReadBlock, decode_event, encode
 
 READ_TIMEOUT_S = 20.0
@@ -34,7 +34,7 @@ class KvReader:
         event = decode_event(message)
         if not isinstance(event, BlockRead):
             return False
-        self._loop.call_soon_threadsafe(self._answered, event)
+        post_to_loop(self._loop, self._answered, event)
         return True
 
     def _answered(self, event: BlockRead) -> None:

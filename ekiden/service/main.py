@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ekiden import __version__
 from ekiden.core.config import ServiceConfig
 from ekiden.core.errors import EkidenError, SetupError
 from ekiden.core.logging import setup_logging
@@ -137,7 +138,7 @@ def _registration(replica: Replica, address: str) -> Registration | None:
         model=config.engine.model_name,
         address=address,
         epoch=identity.epoch,
-        version=replica.describe().version,
+        version=__version__,
         block_size=config.engine.block_size,
         granule=config.engine.granule,
         tp=config.engine.tensor_parallel_size,

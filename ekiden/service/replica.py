@@ -74,7 +74,7 @@ class Replica:
         self.model = model
         self.executor = executor
         self.clock = clock
-        self.max_model_len = config.engine.max_model_len or model.max_position_embeddings
+        self.max_model_len = model.resolve_max_model_len(config.engine)
         self.engine = Engine(
             config.engine,
             executor,

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from ekiden.core.errors import EkidenError, SetupError
+from ekiden.core.errors import EkidenError, NotFound, SetupError
 from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.rpc import replica_pb2 as pb
 from ekiden.rpc import replica_pb2_grpc
@@ -57,6 +57,18 @@ def check_meeting(me: ReplicaDescription, peer: ReplicaDescription) -> None:
         )
     prefill, decode = (me, peer) if me.role == "prefill" else (peer, me)
     check_pair(prefill, decode)
+
+
+def check_model(me: ReplicaDescription, model: str) -> None:
+    """Refuse a request for another model.
+
+    Raises:
+        NotFound: names both models.
+    """
+    if model != me.model:
+        raise NotFound(
+            f"model {model!r} is not served here: this replica serves {me.model!r}", field="model"
+        )
 
 
 class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):

@@ -39,7 +39,7 @@ def reference_tokens(
             executor,
             eos_token_ids=model.eos_token_ids,
             vocab_size=model.vocab_size,
-            max_model_len=config.max_model_len or model.max_position_embeddings,
+            max_model_len=model.resolve_max_model_len(config),
             model_fingerprint="verify",
             text_factory=text_factory(config.model_dir),
             clock=MonotonicClock(),
