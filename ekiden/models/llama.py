@@ -113,7 +113,7 @@ def load_stage(
     Raises:
         SetupError: a weight is missing or has another shape, or the split cannot work.
     """
-    first, last = layer_split(model.num_layers, mesh.pp.size)[mesh.pp_rank]
+    first, last = layer_split(model, mesh.pp.size)[mesh.pp_rank]
     embedding = _load_embedding(model, mesh, source)
     return LlamaModel(
         model=model,
@@ -133,7 +133,7 @@ def wanted_tensors(model: ModelConfig, mesh: Mesh) -> Callable[[str], bool]:
     Names that no stage knows are wanted by all, so that a checkpoint with weights that this
     model has no place for is refused. A tied model's own head is a copy, and is left alone.
     """
-    first, last = layer_split(model.num_layers, mesh.pp.size)[mesh.pp_rank]
+    first, last = layer_split(model, mesh.pp.size)[mesh.pp_rank]
 
     def wanted(name: str) -> bool:
         if match := _LAYER.match(name):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -33,6 +35,47 @@ def even_split(total: int, parts: int) -> list[tuple[int, int]]:
     for part in range(parts):
         bounds.append(bounds[-1] + base + (part < extra))
     return list(itertools.pairwise(bounds))
+
+
+def balanced_split(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """[start, stop) of each of ``parts`` contiguous, non-empty parts of ``costs``.
+
+    The dearest part is as cheap as any contiguous split can make it (the linear partition
+    problem, by dynamic programming); among those splits the most even one is taken, and the first
+    parts are the longer where that does not matter. The same costs always give the same split.
+
+    Raises:
+        ValueError: more parts than costs, or none.
+    """
+    if not 1 <= parts <= len(costs):
+        raise ValueError(f"{len(costs)} costs cannot be split into {parts} parts")
+    dearest, _ = _cheapest(costs, parts, max)
+
+    def spread(part: int, rest: float) -> float:
+        return part * part + rest if part <= dearest else math.inf
+
+    return _cheapest(costs, parts, spread)[1]
+
+
+def _cheapest(
+    costs: Sequence[int], parts: int, join: Callable[[int, float], float]
+) -> tuple[float, list[tuple[int, int]]]:
+    """The least ``join(first part's cost, value of the rest)`` over all splits, and its split."""
+    total, n = [0, *itertools.accumulate(costs)], len(costs)
+    values: list[float] = [0.0 if start == n else math.inf for start in range(n + 1)]
+    cuts: list[list[int]] = []
+    for _ in range(parts):
+        rest, values = values, [math.inf] * (n + 1)
+        cuts.append([n] * (n + 1))
+        for start in range(n):
+            for stop in range(n, start, -1):
+                value = join(total[stop] - total[start], rest[stop])
+                if value < values[start]:
+                    values[start], cuts[-1][start] = value, stop
+    bounds = [0]
+    for cut in reversed(cuts):
+        bounds.append(cut[bounds[-1]])
+    return values[0], list(itertools.pairwise(bounds))
 
 
 def head_split(num_heads: int, num_kv_heads: int, tp: int) -> list[HeadShare]:

@@ -185,7 +185,7 @@ def test_the_layout_deals_heads_and_layers_and_refuses_what_cannot_work(tmp_path
         (p, t) for p in range(3) for t in range(3)
     ]
     assert [(r.head_start, r.head_stop) for r in layout.ranks[:3]] == [(0, 1), (0, 1), (1, 2)]
-    assert [(r.layer_start, r.layer_stop) for r in layout.ranks[::3]] == [(0, 2), (2, 3), (3, 4)]
+    assert [(r.layer_start, r.layer_stop) for r in layout.ranks[::3]] == [(0, 1), (1, 3), (3, 4)]
     with pytest.raises(SetupError, match=r"--tensor-parallel-size 9 .* choose 1 to 8"):
         kv_layout(model, engine(tmp_path, tensor_parallel_size=9))
     with pytest.raises(SetupError, match=r"--pipeline-parallel-size 5 .* choose 1 to 4"):
