@@ -5,6 +5,9 @@
 #pragma once
 #include <cstdint>
 
+// What Python calls.
+#define EKIDEN_API extern "C" __attribute__((visibility("default")))
+
 namespace ekiden {
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1 };
@@ -32,17 +35,41 @@ struct Op {
   float f[4];
 };
 
+// What a kernel may return; library.py says each in words.
+enum Error : int32_t {
+  kOk = 0,
+  kUnknownKind = 1,
+  kBadArgument = 2,
+  kNoRoom = 3,   // wants more scratch than a team has
+  kForked = 4,   // the threads stayed in the parent process
+};
+
+// Address space for scratch, in bytes: a page is real once it is touched.
+constexpr int64_t kScratchBytes = int64_t{64} << 20;
+constexpr int64_t kSharedBytes = int64_t{256} << 20;
+
 // One thread's view of the team.
 class Team {
  public:
   virtual ~Team() = default;
   int thread = 0;
   int threads = 1;
+  // Memory for one operation, aligned to a page; what it holds at first means nothing.
+  char* scratch = nullptr;  // this thread's own, kScratchBytes
+  char* shared = nullptr;   // the same for every thread, kSharedBytes
   // Until every thread of the team is here; what they wrote before is visible after.
   virtual void barrier() = 0;
 };
 
-// 0, or an error that ends the list: what was computed after it means nothing.
+// The part of [0, count) that a thread of the team computes: contiguous, equal to within one.
+struct Share {
+  int64_t begin, end;
+  Share(int64_t count, const Team& team)
+      : begin(count * team.thread / team.threads), end(count * (team.thread + 1) / team.threads) {}
+};
+
+// kOk, or an error that ends the list. A thread that returns early must not leave others at a
+// barrier: errors are found from the arguments, which all threads see alike.
 using Kernel = int (*)(const Op&, Team&);
 
 int linear(const Op&, Team&);

@@ -1,0 +1,159 @@
+"""Builds the library of kernels, once for this machine and compiler.
+
+``python -m ekiden.layers.backends.native.build`` does it ahead of the first start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ekiden.core.env import cache_dir
+
+SOURCES = Path(__file__).parent / "src"
+CPU_INFO = Path("/proc/cpuinfo")
+COMPILER = "g++"
+FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni")
+"""What the kernels use, in the kernel's words; the compiler's lack the underscore."""
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-march=haswell",
+    *(f"-m{feature.replace('_', '')}" for feature in FEATURES),
+)
+COMPILE_TIMEOUT_S = 120.0
+
+
+class NativeUnavailable(Exception):
+    """The native kernels cannot be had here; the message says why."""
+
+
+def library_file(compiler: str = COMPILER) -> Path:
+    """The library built for this machine: found in the cache, else built there.
+
+    Raises:
+        NativeUnavailable: another kind of CPU or system, no compiler, or it failed.
+    """
+    check_cpu()
+    path = cache_dir() / "native" / f"ekiden-{_key(compiler)}.so"
+    if path.exists():
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _turn(path.with_suffix(".lock")):
+            if not path.exists():  # another rank may have built it meanwhile
+                _build(compiler, path)
+    except OSError as error:
+        raise NativeUnavailable(f"{path.parent} cannot be written: {error}") from error
+    return path
+
+
+def check_cpu(info: Path = CPU_INFO) -> None:
+    """Raises NativeUnavailable, naming what this machine lacks."""
+    if sys.platform != "linux":
+        raise NativeUnavailable(f"the kernels are for Linux, not {sys.platform}")
+    try:
+        lines = info.read_text().splitlines()
+    except OSError as error:
+        raise NativeUnavailable(f"{info} cannot be read: {error}") from error
+    flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
+    if missing := [feature for feature in FEATURES if feature not in flags]:
+        raise NativeUnavailable(f"this CPU lacks {', '.join(missing)}")
+
+
+def _key(compiler: str) -> str:
+    """Sources, flags and compiler: what the library's content follows from."""
+    digest = hashlib.sha256(_output([compiler, "--version"]).encode())
+    digest.update("\0".join(FLAGS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(compiler: str, path: Path) -> None:
+    """Compile the files in parallel and move the whole library into place at once."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
+        sources = sorted(SOURCES.glob("*.cpp"))
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        _run_all(
+            [compiler, *FLAGS, "-c", str(source), "-o", str(target)]
+            for source, target in zip(sources, objects, strict=True)
+        )
+        library = Path(folder) / path.name
+        _run_all([[compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library)]])
+        os.replace(library, path)
+
+
+def _run_all(commands: Iterator[list[str]] | Sequence[list[str]]) -> None:
+    running: list[subprocess.Popen[str]] = []
+    try:
+        running += [_start(command) for command in commands]
+        for process in running:
+            _, errors = process.communicate(timeout=COMPILE_TIMEOUT_S)
+            if process.returncode:
+                raise NativeUnavailable(f"the compiler failed: {errors.strip()[-2000:]}")
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"compiling took over {COMPILE_TIMEOUT_S:.0f} s") from error
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+    except OSError as error:
+        raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error
+    return done.stdout
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """One builder at a time, so that ranks starting together compile once.
+
+    The wait is bounded: past it, both build, which is slower and no less right.
+    """
+    deadline = time.monotonic() + COMPILE_TIMEOUT_S
+    with path.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.05)
+            else:
+                break
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        print(library_file())
+    except NativeUnavailable as error:
+        sys.exit(f"no native kernels: {error}")

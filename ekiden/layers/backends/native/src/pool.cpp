@@ -1,0 +1,260 @@
+// The team of threads, and the call that runs a list of operations on it.
+//
+// The calling thread is thread 0. The others wait for work and for each other at gates: spin for a
+// bounded time, since the next operation is microseconds away, then sleep, since threads may
+// outnumber cores.
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ekiden.h"
+
+namespace ekiden {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+const Kernel kernels[kKinds] = {linear, quantised_linear, norm,  add_norm,  gated,
+                                rotate_store, attend,     embed, all_reduce};
+
+std::atomic<uint32_t> forks{0};
+
+// A number that only grows, and threads that wait for it to move.
+class Gate {
+ public:
+  explicit Gate(std::chrono::nanoseconds spin) : spin_(spin) {}
+
+  uint32_t count() const { return count_.load(std::memory_order_acquire); }
+
+  void advance() {
+    count_.fetch_add(1);
+    if (sleepers_.load() != 0) futex(FUTEX_WAKE_PRIVATE, INT32_MAX);
+  }
+
+  void wait_past(uint32_t seen) {
+    if (spun_past(seen)) return;
+    sleepers_.fetch_add(1);
+    while (count_.load() == seen) futex(FUTEX_WAIT_PRIVATE, seen);
+    sleepers_.fetch_sub(1);
+  }
+
+ private:
+  // Half of the time hot, half giving way to whoever wants this core.
+  bool spun_past(uint32_t seen) const {
+    const auto start = Clock::now();
+    for (;;) {
+      for (int i = 0; i < 32; ++i) {
+        if (count() != seen) return true;
+        _mm_pause();
+      }
+      const auto elapsed = Clock::now() - start;
+      if (elapsed >= spin_) return false;
+      if (elapsed >= spin_ / 2) sched_yield();
+    }
+  }
+
+  void futex(int operation, uint32_t value) {
+    syscall(SYS_futex, &count_, operation, value, nullptr, nullptr, 0);
+  }
+
+  alignas(64) std::atomic<uint32_t> count_{0};
+  std::atomic<uint32_t> sleepers_{0};
+  const std::chrono::nanoseconds spin_;
+};
+
+// Address space without memory until it is touched. Null when the system refuses.
+class Mapping {
+ public:
+  explicit Mapping(int64_t bytes) : bytes_(bytes) {
+    void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) throw std::bad_alloc();
+    start_ = static_cast<char*>(start);
+    madvise(start_, bytes, MADV_HUGEPAGE);
+  }
+  Mapping(const Mapping&) = delete;
+  ~Mapping() { munmap(start_, bytes_); }
+  char* start() const { return start_; }
+
+ private:
+  char* start_;
+  int64_t bytes_;
+};
+
+class Pool {
+ public:
+  Pool(int threads, std::chrono::nanoseconds spin)
+      : threads_(threads), work_(spin), meet_(spin), shared_(kSharedBytes), forks_(forks.load()) {
+    for (int i = 0; i < threads; ++i) {
+      scratch_.push_back(std::make_unique<Mapping>(kScratchBytes));
+      members_.push_back(std::make_unique<Member>(*this, i));
+    }
+    for (int i = 1; i < threads; ++i) start_worker(i);
+  }
+
+  ~Pool() {
+    const std::lock_guard<std::mutex> after_the_last_list(mutex_);
+    end_workers();
+  }
+
+  bool forked() const { return forks_ != forks.load(); }
+
+  int run(const Op* ops, int64_t count, int64_t* failed) {
+    if (forked()) return kForked;
+    if (count <= 0) return kOk;
+    const std::lock_guard<std::mutex> one_list_at_a_time(mutex_);
+    ops_ = ops;
+    count_ = count;
+    error_.store(0);
+    if (threads_ > 1) work_.advance();
+    run_as(0);
+    const uint64_t error = error_.load();
+    *failed = static_cast<int64_t>(error >> 32) - 1;
+    return static_cast<int>(error & 0xffffffff);
+  }
+
+  // Nanoseconds that thread 0 spent in each kind, the wait for the others included.
+  void times(int64_t* ns) const {
+    for (int kind = 0; kind < kKinds; ++kind) ns[kind] = ns_[kind];
+  }
+
+ private:
+  struct Member final : Team {
+    Member(Pool& owner, int index) : pool(owner) {
+      thread = index;
+      threads = owner.threads_;
+      scratch = owner.scratch_[index]->start();
+      shared = owner.shared_.start();
+    }
+    void barrier() override { pool.meet(); }
+    Pool& pool;
+  };
+
+  void start_worker(int index) {
+    // Signals are for the threads that know what to do with them.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      workers_.emplace_back([this, index] { work(index); });
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      end_workers();
+      throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void end_workers() {
+    stopping_ = true;
+    work_.advance();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  void work(int index) {
+    pthread_setname_np(pthread_self(), "ekiden-kernels");
+    for (uint32_t seen = 0;; ++seen) {
+      work_.wait_past(seen);
+      if (stopping_) return;
+      run_as(index);
+    }
+  }
+
+  void run_as(int index) {
+    for (int64_t i = 0; i < count_; ++i) {
+      const auto start = Clock::now();
+      const int error = run_one(ops_[i], *members_[index]);
+      if (error != kOk) fail(i, error);
+      meet();
+      // An error of a later operation may be there already; its turn comes.
+      const uint64_t failed = error_.load();
+      if (failed != 0 && static_cast<int64_t>(failed >> 32) - 1 <= i) return;
+      if (index == 0) ns_[ops_[i].kind] += (Clock::now() - start).count();
+    }
+  }
+
+  static int run_one(const Op& op, Team& team) {
+    if (op.kind < 0 || op.kind >= kKinds || kernels[op.kind] == nullptr) return kUnknownKind;
+    return kernels[op.kind](op, team);
+  }
+
+  void fail(int64_t index, int error) {
+    uint64_t none = 0;
+    error_.compare_exchange_strong(none, (uint64_t(index) + 1) << 32 | uint32_t(error));
+  }
+
+  // Without a deadline: only a thread that still computes keeps the others, and its memory is ours.
+  void meet() {
+    if (threads_ == 1) return;
+    const uint32_t seen = meet_.count();
+    if (arrived_.fetch_add(1) + 1 == threads_) {
+      arrived_.store(0);
+      meet_.advance();
+    } else {
+      meet_.wait_past(seen);
+    }
+  }
+
+  const int threads_;
+  Gate work_;
+  Gate meet_;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint64_t> error_{0};  // (index + 1) << 32 | code
+  std::atomic<bool> stopping_{false};
+  const Op* ops_ = nullptr;
+  int64_t count_ = 0;
+  int64_t ns_[kKinds] = {};
+  std::mutex mutex_;
+  Mapping shared_;
+  std::vector<std::unique_ptr<Mapping>> scratch_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::thread> workers_;
+  const uint32_t forks_;
+};
+
+}  // namespace
+}  // namespace ekiden
+
+// Null when threads or memory cannot be had.
+EKIDEN_API void* ekiden_pool_create(int32_t threads, int64_t spin_ns) {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { ekiden::forks.fetch_add(1); });
+  if (threads < 1 || registered != 0) return nullptr;
+  try {
+    return new ekiden::Pool(threads, std::chrono::nanoseconds(spin_ns));
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// In the child of a fork, where there are no threads to end, it does nothing.
+EKIDEN_API void ekiden_pool_destroy(void* pool) {
+  auto* mine = static_cast<ekiden::Pool*>(pool);
+  if (!mine->forked()) delete mine;
+}
+
+// Runs ops[0..count) in order, each on all threads. Returns an Error; *failed is the operation's.
+EKIDEN_API int32_t ekiden_run(void* pool, const ekiden::Op* ops, int64_t count,
+                              int64_t* failed) {
+  return static_cast<ekiden::Pool*>(pool)->run(ops, count, failed);
+}
+
+EKIDEN_API void ekiden_times(void* pool, int64_t* ns) {
+  static_cast<ekiden::Pool*>(pool)->times(ns);
+}
+
+// What library.py compares with its own view.
+EKIDEN_API int64_t ekiden_op_bytes() { return sizeof(ekiden::Op); }
+EKIDEN_API int64_t ekiden_kinds() { return ekiden::kKinds; }
