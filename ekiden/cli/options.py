@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ekiden.core import env
-from ekiden.core.config import EngineConfig
+from ekiden.core.config import EngineConfig, SpeculativeConfig
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 MAX_PORT = (1 << 16) - 1
@@ -59,6 +59,22 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
+
+
+def speculative(text: str) -> SpeculativeConfig:
+    """vLLM's JSON, or ``off``. Raises ArgumentTypeError that names the field."""
+    if text == str(SpeculativeConfig()):
+        return SpeculativeConfig()
+    try:
+        config = msgspec.json.decode(text, type=SpeculativeConfig)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        fields = ", ".join(SpeculativeConfig.__struct_fields__)
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {error}; give off, or a JSON object of {fields}"
+        ) from None
+    if not config.num_speculative_tokens:
+        raise argparse.ArgumentTypeError(f"{text!r} lacks num_speculative_tokens, 1 or more")
+    return config
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +144,14 @@ ENGINE_OPTIONS = (
         field="max_num_seqs",
         parse=at_least(1),
         help="sequences in one step",
+    ),
+    Option(
+        flags=("--speculative-config",),
+        field="speculative_config",
+        parse=speculative,
+        metavar="JSON",
+        help="propose tokens from what prompt and output said before and check them in one step; "
+        'the output stays the same; e.g. \'{"num_speculative_tokens": 4, "prompt_lookup_max": 3}\'',
     ),
     Option(
         flags=("--threads-per-rank",),

@@ -9,6 +9,46 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.core.hashes import GRANULE
 
+MAX_SPECULATIVE_TOKENS = 64
+MAX_PROMPT_LOOKUP = 64
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens proposed without a second model and checked by the model. Off by default."""
+
+    method: str = "ngram"
+    """The only one: what followed the last tokens before, in prompt and output."""
+    num_speculative_tokens: int = 0
+    """Proposed at most for one sequence and step; 0: no speculation."""
+    prompt_lookup_max: int = 4
+    """Length of the longest run of last tokens that is looked for."""
+    prompt_lookup_min: int = 0
+    """Length of the shortest; 0: 2, or ``prompt_lookup_max`` where that is less."""
+
+    @property
+    def shortest_lookup(self) -> int:
+        return self.prompt_lookup_min or min(2, self.prompt_lookup_max)
+
+    def __str__(self) -> str:
+        """As ``--speculative-config`` reads it."""
+        return msgspec.json.encode(self).decode() if self.num_speculative_tokens else "off"
+
+    def check(self) -> SpeculativeConfig:
+        """Return self, or raise SetupError naming the field, its value and the valid choices."""
+        if self.method != "ngram":
+            raise SetupError(
+                f"--speculative-config: method {self.method!r} is unknown: only ngram is there"
+            )
+        for field, low, high in (
+            ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
+            ("prompt_lookup_max", 1, MAX_PROMPT_LOOKUP),
+            ("prompt_lookup_min", 0, self.prompt_lookup_max),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise SetupError(f"--speculative-config: {field} is {value}: use {low} to {high}")
+        return self
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica's engine is. ``resolve`` checks it; nothing changes it afterwards."""
@@ -18,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     """``auto`` takes config.json's; else float32, bfloat16 or float16. KV has the same."""
     device: str = "cpu"
+    kernels: str = "auto"
+    """``auto`` takes the fastest that the device and the machine can run; else its name."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     block_size: int = 16
@@ -32,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one step, prefill chunks and decode rows together."""
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
+    speculative_config: SpeculativeConfig = SpeculativeConfig()
     step_timeout_s: float = 120.0
     threads_per_rank: int = 0
     """0: the machine's cores divided by the ranks, at least 1."""
@@ -55,6 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), or a full batch could not decode"
             )
+        self.speculative_config.check()
         return self
 
 

@@ -166,6 +166,9 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     """Measured decode step, exponentially averaged; 0 until the first step."""
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    spec_proposed_tokens: int = 0
+    """Since the start: tokens that speculation had the model check, and how many were right."""
+    spec_accepted_tokens: int = 0
 
 
 class BlockBooks(msgspec.Struct, frozen=True, kw_only=True):

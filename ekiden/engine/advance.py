@@ -76,9 +76,14 @@ class ChoiceState:
         stops = sampling.stop
         self.text = text_factory(stops, sampling.min_tokens) if stops else None
 
-    def banned(self) -> tuple[int, ...]:
-        """Tokens that may not be sampled at the next position."""
-        if len(self.output) >= self.min_tokens:
+    @property
+    def room(self) -> int:
+        """Tokens that may still come."""
+        return self.max_output - len(self.output)
+
+    def banned(self, ahead: int = 0) -> tuple[int, ...]:
+        """Tokens that may not be sampled at the next position, or ``ahead`` positions after it."""
+        if len(self.output) + ahead >= self.min_tokens:
             return ()
         return tuple(sorted(self.eos | self.stop_ids))
 

@@ -41,7 +41,7 @@ from ekiden.engine.outputs import (
     Reservation,
     Started,
 )
-from ekiden.engine.plan import Chunk, StepPlan, StepResult
+from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
 from ekiden.engine.scheduling.policy import blocks_for
 from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Gate
@@ -104,7 +104,12 @@ class Engine:
         self._scheduler = Scheduler(self.pool, limits)
         self._meters = Meters()
         self._table = JobTable(
-            self._intake, self._scheduler, vocab_size=vocab_size, meters=self._meters, clock=clock
+            self._intake,
+            self._scheduler,
+            speculative=config.speculative_config,
+            vocab_size=vocab_size,
+            meters=self._meters,
+            clock=clock,
         )
         self._writers: dict[int, list[int]] = {}
         self._reservations = 0
@@ -330,13 +335,15 @@ class Engine:
             raise InvariantBroken(f"the executor answered step {result.step} out of turn")
         step = self._in_flight.popleft()
         self._meters.step_ended(step.chunks, step.at, self._clock.now())
-        sampled = {(sample.sequence, sample.choice): sample for sample in result.sampled}
+        sampled: dict[tuple[int, int], list[Sampled]] = {}
+        for sample in result.sampled:
+            sampled.setdefault((sample.sequence, sample.choice), []).append(sample)
         for chunk in step.chunks:
             last = chunk.is_last
             self._scheduler.collected(chunk)
             job = self._table.jobs.get(chunk.sequence.request_id)
             if last and job is not None and not chunk.sequence.dead and not job.cancelled:
-                self._table.take_samples(job, chunk.sequence, sampled)
+                self._table.take_samples(job, chunk, sampled)
 
     def take_output(self) -> EngineOutput:
         """What came out since the last time."""
@@ -388,12 +395,13 @@ class Engine:
         job = self._table.jobs[sequence.request_id]
         if not job.started:
             self._table.note_start(job, sequence)
-        used = blocks_for(chunk.stop, self.config.block_size)
+        used = blocks_for(chunk.stop + len(chunk.draft), self.config.block_size)
         return Chunk(
             sequence=sequence.number,
-            tokens=tuple(sequence.tokens[chunk.start : chunk.stop]),
+            tokens=(*sequence.tokens[chunk.start : chunk.stop], *chunk.draft),
             start=chunk.start,
             blocks=tuple(sequence.blocks[:used]),
-            samples=tuple(map(job.spec, sequence.choices)) if chunk.is_last else (),
+            samples=job.specs(sequence.choices, chunk.draft) if chunk.is_last else (),
             session=sequence.session,
+            proposed=len(chunk.draft),
         )

@@ -113,15 +113,23 @@ class Job:
                 groups.setdefault(tuple(state.output), []).append(choice)
         return groups
 
-    def spec(self, choice: int) -> SampleSpec:
-        """How the next token of ``choice`` is to be sampled."""
+    def specs(self, choices: Items[int], draft: Items[int]) -> tuple[SampleSpec, ...]:
+        """How the next token of each choice is to be sampled, or with a draft of the one choice
+        the next ones, each as if the draft's tokens before it had come."""
+        if not draft:
+            return tuple(map(self.spec, choices))
+        (choice,) = choices
+        return tuple(self.spec(choice, tuple(draft[:i])) for i in range(len(draft) + 1))
+
+    def spec(self, choice: int, ahead: tuple[int, ...] = ()) -> SampleSpec:
+        """How the token of ``choice`` that follows its output and ``ahead`` is to be sampled."""
         sampling, state = self.request.sampling, self.states[choice]
         repeats = sampling.repetition_penalty != 1.0
         penalised = repeats or sampling.presence_penalty or sampling.frequency_penalty
         return SampleSpec(
             choice=choice,
             seed=choice_seed(sampling.seed, choice),
-            position=len(state.output),
+            position=len(state.output) + len(ahead),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -130,9 +138,9 @@ class Job:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=sampling.logit_bias,
-            banned=state.banned(),
+            banned=state.banned(len(ahead)),
             prompt=self.request.prompt if repeats else (),
-            output=tuple(state.output) if penalised else (),
+            output=(*state.output, *ahead) if penalised else (),
             logprobs=sampling.logprobs,
         )
 

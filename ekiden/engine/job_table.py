@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Items
 
 from ekiden.core.clock import Clock
+from ekiden.core.config import SpeculativeConfig
 from ekiden.core.errors import BadRequest, InvariantBroken
 from ekiden.core.types import Delta, Request
 from ekiden.engine.intake import Intake
@@ -12,8 +14,9 @@ from ekiden.engine.job import Job, Role
 from ekiden.engine.meters import Meters
 from ekiden.engine.outputs import EngineOutput, PrefillDone, RequestFinished, Started
 from ekiden.engine.plan import Sampled
-from ekiden.engine.scheduling.scheduler import Scheduler
+from ekiden.engine.scheduling.scheduler import ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Sequence
+from ekiden.engine.speculation import PromptLookup
 
 
 class JobTable:
@@ -24,6 +27,7 @@ class JobTable:
         intake: Intake,
         scheduler: Scheduler,
         *,
+        speculative: SpeculativeConfig,
         vocab_size: int,
         meters: Meters,
         clock: Clock,
@@ -33,6 +37,7 @@ class JobTable:
         self.meters = meters
         self.jobs: dict[str, Job] = {}
         self.output = EngineOutput()
+        self._speculative = speculative
         self._vocab_size = vocab_size
         self._clock = clock
 
@@ -85,8 +90,20 @@ class JobTable:
             branches = self.scheduler.fork(trunk, first_tokens)
             job.preemptions += sum(not branch.blocks for branch in branches)
             job.sequences += branches
+            for branch in branches:
+                self._propose(job, branch)
         else:
             self.scheduler.remove(trunk)
+
+    def _propose(self, job: Job, sequence: Sequence) -> None:
+        """Say what may follow the one choice of ``sequence``; the token after that may come too."""
+        most = self._speculative.num_speculative_tokens
+        if not most:
+            return
+        if sequence.lookup is None:
+            sequence.lookup = PromptLookup(self._speculative, sequence.max_tokens)
+        room = job.states[sequence.choices[0]].room - 1
+        sequence.draft = sequence.lookup.propose(sequence.tokens, min(most, room))
 
     def note_start(self, job: Job, sequence: Sequence) -> None:
         """Its first chunk goes into a step: what was cached is known now."""
@@ -97,27 +114,63 @@ class JobTable:
         self.output.events.append(Started(sequence.request_id, job.cached_tokens))
 
     def take_samples(
-        self, job: Job, sequence: Sequence, sampled: Mapping[tuple[int, int], Sampled]
+        self, job: Job, chunk: ScheduledChunk, sampled: Mapping[tuple[int, int], Items[Sampled]]
     ) -> None:
-        """The last known token of ``sequence`` is computed: take the next one of each choice.
+        """The last known token of a sequence is computed: take what follows of each choice.
+
+        ``sampled`` by (sequence, choice): a token for each position, the draft's included.
 
         Raises:
             InvariantBroken: a token is missing or outside the vocabulary.
         """
+        sequence, draft = chunk.sequence, chunk.draft
         for choice in sequence.choices:
-            sample = sampled.get((sequence.number, choice))
-            if sample is None or not 0 <= sample.token < self._vocab_size:
-                raise InvariantBroken(
-                    f"the executor sampled {sample} for sequence {sequence.number}, choice {choice}"
-                )
-            self.tell(job, job.take(choice, sample.token, sample.logprobs))
+            samples = sampled.get((sequence.number, choice), ())
+            self._check_samples(samples, sequence, choice, len(draft) + 1)
+            tokens = self._take(job, choice, samples, draft)
         if job.role is Role.PREFILL:
             self._park(job, sequence)
             return
-        alive = [choice for choice in sequence.choices if job.states[choice].finish is None]
-        self._fork(job, sequence, alive)
+        if len(sequence.choices) == 1:
+            self._extend(job, sequence, tokens)
+        else:
+            alive = [choice for choice in sequence.choices if job.states[choice].finish is None]
+            self._fork(job, sequence, alive)
         if job.done:
             self.finish(job)
+
+    def _check_samples(
+        self, samples: Items[Sampled], sequence: Sequence, choice: int, expected: int
+    ) -> None:
+        usable = all(0 <= sample.token < self._vocab_size for sample in samples)
+        if len(samples) != expected or not usable:
+            raise InvariantBroken(
+                f"the executor sampled {list(samples)} for sequence {sequence.number}, "
+                f"choice {choice}: expected {expected} tokens"
+            )
+
+    def _take(
+        self, job: Job, choice: int, samples: Items[Sampled], draft: tuple[int, ...]
+    ) -> list[int]:
+        """Take the first sample, and each one whose position the draft had led to rightly."""
+        tokens: list[int] = []
+        for sample, proposed in zip(samples, (*draft, None), strict=True):
+            delta = job.take(choice, sample.token, sample.logprobs)
+            self.tell(job, delta)
+            tokens.append(sample.token)
+            if delta.finish is not None or sample.token != proposed:
+                break
+        self.meters.speculated(len(draft), len(tokens) - 1)
+        return tokens
+
+    def _extend(self, job: Job, sequence: Sequence, tokens: list[int]) -> None:
+        """Let the one choice of ``sequence`` go on after ``tokens``, if it does."""
+        self.scheduler.extend(sequence, tokens)
+        if job.states[sequence.choices[0]].finish is None:
+            self._propose(job, sequence)
+        else:
+            job.sequences.remove(sequence)
+            self.scheduler.remove(sequence)
 
     def _park(self, job: Job, sequence: Sequence) -> None:
         self.scheduler.detach(sequence)

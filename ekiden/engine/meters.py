@@ -33,7 +33,14 @@ class Meters:
         self.step_s = Average()
         self.ttft_s = Average()
         self.tpot_s = Average()
+        self.proposed_tokens = 0
+        self.accepted_tokens = 0
         self._ended_at = 0.0
+
+    def speculated(self, proposed: int, accepted: int) -> None:
+        """So many tokens were proposed to the model, and so many of them were right."""
+        self.proposed_tokens += proposed
+        self.accepted_tokens += accepted
 
     def step_ended(self, chunks: Items[ScheduledChunk], submitted_at: float, now: float) -> None:
         """A step of ``chunks`` ended ``now``.
@@ -69,4 +76,6 @@ def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaSta
         step_s=meters.step_s.value,
         ttft_s=meters.ttft_s.value,
         tpot_s=meters.tpot_s.value,
+        spec_proposed_tokens=meters.proposed_tokens,
+        spec_accepted_tokens=meters.accepted_tokens,
     )

@@ -11,7 +11,7 @@ from ekiden.core.types import TokenLogprobs
 
 
 class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One token to sample from the logits of a chunk's last position.
+    """One token to sample from the logits of one position of a chunk.
 
     ``seed`` is already the choice's own. ``position`` counts the output tokens before this one,
     so that a resumed request draws what it would have drawn.
@@ -47,9 +47,17 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     """Block table covering positions [0, start + len(tokens))."""
     samples: tuple[SampleSpec, ...] = ()
-    """Empty unless this chunk ends at the last known token; n entries for n choices."""
+    """Empty unless this chunk reaches the last known token; n entries for n choices."""
     session: int = 0
     """Hand-off session that wants this chunk's KV, 0 for none."""
+    proposed: int = 0
+    """So many of the last tokens are proposals of what follows the last known one. Then there is
+    one choice, and ``samples`` are for the last ``proposed`` + 1 positions, in order."""
+
+    @property
+    def logit_rows(self) -> int:
+        """Last positions whose logits are wanted."""
+        return self.proposed + 1 if self.samples else 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +69,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    """One sampled token."""
+    """One sampled token. Those of one choice come in order of position."""
 
     sequence: int
     choice: int

@@ -14,7 +14,7 @@ from ekiden.cache.layout import KvLayout
 from ekiden.cache.tensors import copy_blocks
 from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import InvariantBroken
-from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
+from ekiden.engine.plan import Chunk, Sampled, SampleSpec, StepPlan, StepResult
 from ekiden.engine.port import ChunkDone, KvPort
 from ekiden.engine.sampler import sample
 from ekiden.layers.batch import ForwardBatch, Span
@@ -84,7 +84,7 @@ class Runner:
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         return ForwardBatch.build(
-            [Span(c.tokens, c.start, c.blocks, bool(c.samples)) for c in chunks],
+            [Span(c.tokens, c.start, c.blocks, int(bool(c.samples))) for c in chunks],
             self._layout.block_size,
             self._cache.device,
         )
@@ -109,16 +109,28 @@ class Runner:
 
 
 def _sample(logits_RV: torch.Tensor | None, chunks: Sequence[Chunk]) -> tuple[Sampled, ...]:
-    """Sample every spec of every chunk; the n specs of one chunk share its row."""
-    asking = [chunk for chunk in chunks if chunk.samples]
+    """Sample every spec of every chunk."""
+    wanted = sum(chunk.logit_rows for chunk in chunks)
     rows = 0 if logits_RV is None else len(logits_RV)
-    if rows != len(asking):
-        raise InvariantBroken(f"{len(asking)} chunks want tokens, and the model gave {rows} rows")
+    if rows != wanted:
+        raise InvariantBroken(f"the chunks want logits of {wanted} tokens, the model gave {rows}")
     if logits_RV is None:
         return ()
-    owners = [(row, chunk, spec) for row, chunk in enumerate(asking) for spec in chunk.samples]
+    owners = _owners(chunks)
     choices = sample(logits_RV, [spec for _, _, spec in owners], [row for row, _, _ in owners])
     return tuple(
         Sampled(chunk.sequence, spec.choice, choice.token, choice.logprobs)
         for (_, chunk, spec), choice in zip(owners, choices, strict=True)
     )
+
+
+def _owners(chunks: Sequence[Chunk]) -> list[tuple[int, Chunk, SampleSpec]]:
+    """The row of each spec: choices share one, proposals have one each."""
+    owners: list[tuple[int, Chunk, SampleSpec]] = []
+    first = 0
+    for chunk in chunks:
+        owners += [
+            (first + min(i, chunk.proposed), chunk, spec) for i, spec in enumerate(chunk.samples)
+        ]
+        first += chunk.logit_rows
+    return owners

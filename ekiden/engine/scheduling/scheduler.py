@@ -5,6 +5,8 @@
 3. Waiting sequences are admitted in order while there are tokens, seats and blocks. Nobody
    overtakes the first one that does not fit. Blocks for all its known tokens are taken at
    once, so that only growth by decoding can run out of them.
+4. Proposals of what follows a decode row get the tokens and blocks that are left over. They
+   never push anything out, so speculation cannot make a pool too small.
 
 When a running sequence cannot grow, the youngest is preempted: its blocks go, its tokens stay,
 and it is computed again later. The oldest is never preempted, so something always ends.
@@ -39,12 +41,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions [start, stop) of ``sequence`` are in the step; ``copy`` comes before them."""
+    """Positions [start, stop) of ``sequence`` are in the step; ``copy`` comes before them.
+
+    The positions after them hold ``draft``, whose KV counts for nothing until it is accepted.
+    """
 
     sequence: Sequence
     start: int
     stop: int
     copy: tuple[int, int] | None
+    draft: tuple[int, ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -162,6 +168,7 @@ class Scheduler:
         self._decode_rows(step)
         self._prefill_chunks(step)
         self._admit(step)
+        self._speculate(step)
         return step
 
     def collected(self, chunk: ScheduledChunk) -> None:
@@ -176,6 +183,17 @@ class Scheduler:
         elif not sequence.in_flight:
             self.queues.dying.remove(sequence)
             self._strip(sequence)
+
+    def extend(self, sequence: Sequence, tokens: Items[int]) -> None:
+        """Add what was sampled after a collected chunk.
+
+        Where there is more than one token, all but the last were in that chunk's draft: their KV
+        is there.
+        """
+        sequence.tokens += tokens
+        if len(tokens) > 1:
+            sequence.scheduled = sequence.computed = len(sequence.tokens) - 1
+            self._publish(sequence)
 
     def fork(self, trunk: Sequence, choices: Items[tuple[int, int]]) -> list[Sequence]:
         """Part the running ``trunk`` into one sequence a (choice, first token).
@@ -273,6 +291,21 @@ class Scheduler:
             waiting.pop(0)
             self.queues.run(sequence)
             step.take(sequence)
+
+    def _speculate(self, step: Schedule) -> None:
+        for index, chunk in enumerate(step.chunks):
+            if step.budget and chunk.sequence.draft and chunk.is_last:
+                draft = chunk.sequence.draft[: self._spare(chunk, step.budget)]
+                step.budget -= len(draft)
+                step.chunks[index] = msgspec.structs.replace(chunk, draft=draft)
+
+    def _spare(self, chunk: ScheduledChunk, budget: int) -> int:
+        """Positions after ``chunk`` that can be had: in its last block, and in one more."""
+        sequence, size = chunk.sequence, self.limits.block_size
+        wanted = min(len(sequence.draft), budget)
+        if chunk.stop + wanted > len(sequence.blocks) * size:
+            sequence.blocks += self.pool.allocate(1) or []
+        return min(wanted, len(sequence.blocks) * size - chunk.stop)
 
     def _has_seats(self, sequence: Sequence, spare: int = 0) -> bool:
         taken = self.queues.seats() + spare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Tokens
 from enum import Enum, auto
+from typing import Protocol
 
 from ekiden.cache.prefix_index import KeyChain, Parent
 from ekiden.engine.scheduling.policy import blocks_for
@@ -26,6 +27,12 @@ class Gate(Enum):
     """Told to get ready; its session is not open yet."""
     OPEN = auto()
     """Its session is open: it may run, and its blocks are read by the transfer from now on."""
+
+
+class Lookup(Protocol):
+    """Proposes what follows a sequence; ``ekiden.engine.speculation.PromptLookup`` is one."""
+
+    def propose(self, tokens: Tokens[int], limit: int) -> tuple[int, ...]: ...
 
 
 class Sequence:
@@ -70,6 +77,10 @@ class Sequence:
         """Nobody wants its tokens any more; it lives on until its last step is collected."""
         self.copy: tuple[int, int] | None = None
         """(source, target) blocks to copy before its next step; it owns a share of both."""
+        self.draft: tuple[int, ...] = ()
+        """Tokens proposed to follow the known ones; a step may take as many as it has room for."""
+        self.lookup: Lookup | None = None
+        """Where its proposals come from, once it has had any."""
         self.published = 0
         """Whole blocks offered to the prefix index."""
         self.parent: Parent | None = chain.root

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from ekiden.cli.main import build_parser, main
-from ekiden.cli.options import size
+from ekiden.cli.options import size, speculative
 from ekiden.cli.serve import gateway_config, gateway_models, service_config
-from ekiden.core.config import EngineConfig, ServiceConfig
+from ekiden.core.config import EngineConfig, ServiceConfig, SpeculativeConfig
 
 MODEL = Path("/models/m")
 
@@ -29,6 +29,7 @@ def test_every_option_reaches_its_field():
         *("-tp", "3", "-pp", "2", "--block-size", "32", "--dtype", "float32"),
         *("--max-model-len", "100", "--num-gpu-blocks-override", "7"),
         *("--kv-cache-memory-bytes", "2MiB", "--max-num-batched-tokens", "99"),
+        *("--speculative-config", '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}'),
         *("--max-num-seqs", "9", "--threads-per-rank", "4", "--no-enable-prefix-caching"),
         *("--host", "0.0.0.0", "--port", "5", "--advertise", "a:5", "--replica-id", "d-1"),
         *("--redis", "redis://h:1/0", "--transport", "tcp", "--drain-grace", "1.5"),
@@ -48,6 +49,7 @@ def test_every_option_reaches_its_field():
         max_num_seqs=9,
         threads_per_rank=4,
         enable_prefix_caching=False,
+        speculative_config=SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3),
     )
     assert config == ServiceConfig(
         role="decode",
@@ -63,6 +65,17 @@ def test_every_option_reaches_its_field():
         local_prefill_tokens=0,
         enable_kv_debug=True,
     )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SpeculativeConfig(),
+        SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1),
+    ],
+)
+def test_speculation_reads_what_it_writes_for_its_children(config: SpeculativeConfig):
+    assert speculative(str(config)) == config
 
 
 def test_secrets_come_from_the_environment_only(monkeypatch: pytest.MonkeyPatch):
@@ -107,6 +120,8 @@ def test_sizes_are_read_with_units(text: str, value: int):
         (["serve", "decode", "--model", "m", "--dtype", "int8"], "bfloat16"),
         (["serve", "decode", "--model", "m", "--block", "16"], "unrecognized"),
         (["up", "--decode", "0"], "at least 1"),
+        (["up", "--speculative-config", "4"], "num_speculative_tokens, prompt_lookup_max"),
+        (["up", "--speculative-config", '{"prompt_lookup_max": 3}'], "lacks num_speculative"),
         (["up", "--port", "65536"], "0 to 65535"),
         (["serve", "decode", "--model", "m", "--port", "99999"], "0 to 65535"),
     ],
@@ -131,6 +146,10 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(
         (["up", "{dir}", "--host", "192.0.2.1", "--port", "0"], "--host must be an address"),
         (["audit", "--redis", "redis://127.0.0.1:1/0"], "cannot reach Redis"),
         (["serve", "decode", "--model", "{dir}", "--block-size", "24"], "multiple of the granule"),
+        (
+            ["up", "{dir}", "--speculative-config", '{{"num_speculative_tokens": 99}}'],
+            "num_speculative_tokens is 99: use 0 to 64",
+        ),
         (["serve", "gateway", "--model", "{dir}"], "--redis URL"),
         (["serve", "gateway", "--model", "{dir}", "--model", "{dir}"], "one name"),
         (["serve", "decode", "--model", "{empty}"], "no config.json"),

@@ -99,9 +99,17 @@ class EngineMachine(RuleBasedStateMachine):
         late=st.booleans(),
         caching=st.booleans(),
         size=st.sampled_from([4, 8]),
+        speculate=st.sampled_from([0, 1, 3, 9]),
     )
     def start(
-        self, blocks: int, budget: int, in_flight: int, late: bool, caching: bool, size: int
+        self,
+        blocks: int,
+        budget: int,
+        in_flight: int,
+        late: bool,
+        caching: bool,
+        size: int,
+        speculate: int,
     ) -> None:
         self.engine, self.executor = make_engine(
             num_blocks=blocks if size == 4 else 7,
@@ -111,6 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_in_flight=in_flight,
             late=late,
             caching=caching,
+            speculate=speculate,
         )
         self.said = Collected(self.engine)
 
