@@ -30,9 +30,12 @@ FLAGS = (
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-ffp-contract=off",  # the same sum must not be fused in one place and not in another
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
+    "-Wno-uninitialized",  # GCC 12 warns inside its own intrinsics
+    "-Wno-maybe-uninitialized",
     "-march=haswell",
     *(f"-m{feature.replace('_', '')}" for feature in FEATURES),
 )
