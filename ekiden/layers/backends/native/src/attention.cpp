@@ -1,0 +1,241 @@
+// Paged attention: decode and prefill in one kernel that walks the block tables in place.
+//
+//   p[0] q [T, N, D], p[5] out [T, N, D]   activations, rows side by side
+//   p[1] cache of this layer, [blocks, K, 2, block_size, row], read through strides in bytes
+//   p[2] query_starts [S + 1], p[3] kv_lengths [S], p[4] block tables [S, M], all int32
+//   n[0] S   n[1] N   n[2] K   n[3] D   n[4] block_size, a multiple of 16   n[5] M
+//   n[6..9] strides of a block, a head, K to V, a row   n[10] window, 0 for none   n[11] CacheFormat
+//   f[0] scale   f[1] soft cap, 0 for none
+//
+// An item is a run of query rows of one sequence that share a KV head: its queries times the query
+// heads of that head. Keys are cut into chunks at fixed positions; every chunk's sums are taken
+// from nothing and merged in order, by whatever thread. So a row's result does not depend on the
+// batch, on how a prompt was cut into steps, or on the number of threads.
+#include <optional>
+
+#include "items.h"
+
+namespace ekiden {
+namespace {
+
+// A thread's own memory.
+template <class T>
+struct Workspace {
+  Tile<T> tile;
+  alignas(64) uint32_t queries[kRows * kMaxDim / T::kPack];
+  alignas(64) float products[kStrip * kTile];
+  alignas(64) uint32_t weights[kStrip * kTile / T::kPack];
+  alignas(64) float chunk_values[kRows * kMaxDim];
+  alignas(64) float whole_values[kRows * kMaxDim];
+  float chunk_peaks[kRows], chunk_totals[kRows], whole_peaks[kRows], whole_totals[kRows];
+  Sums chunk, whole;
+
+  void aim() {
+    chunk = {chunk_values, chunk_peaks, chunk_totals};
+    whole = {whole_values, whole_peaks, whole_totals};
+  }
+};
+
+// An item that another thread has the later chunks of.
+struct Pending {
+  Item item;
+  int64_t head, next;
+};
+
+template <class T>
+class Attention {
+ public:
+  using Element = typename T::Element;
+
+  Attention(const Call& call, Team& team)
+      : call_(call), team_(team), work_(*reinterpret_cast<Workspace<T>*>(team.scratch)) {
+    static_assert(sizeof(Workspace<T>) <= kScratchBytes);
+    work_.aim();
+    dim_ = call.paged.head_dim;
+    words_ = (dim_ + T::kPack - 1) / T::kPack;
+    columns_ = call.columns();
+  }
+
+  void run();
+
+ private:
+  void load_queries(const Item& item, int64_t head);
+  void add_chunk(const Item& item, int64_t chunk);
+  void add_strip(const Item& item, int row, int rows, int64_t start, int keys);
+  template <int R>
+  void add_rows(const Item& item, int row, int64_t start, int keys);
+  void begin(const Item& item, int64_t head);
+  void save(const Item& item, float* to) const;
+  void finish(const Pending& pending);
+  void write(const Item& item, int64_t head);
+  // Where the sums of chunk `c` of the one item that `owner` shares with others lie.
+  float* saved(const Item& item, int owner, int64_t c) const {
+    const int64_t room = kSharedBytes / team_.threads * owner;
+    return reinterpret_cast<float*>(team_.shared + room + c * item.saved_bytes(columns_));
+  }
+  Element* row_of(char* base, const Item& item, int64_t head, int64_t row) const {
+    const int64_t token = call_.starts[item.sequence] + row / call_.group;
+    const int64_t at = token * call_.heads + head * call_.group + row % call_.group;
+    return reinterpret_cast<Element*>(base) + at * dim_;
+  }
+
+  const Call& call_;
+  Team& team_;
+  Workspace<T>& work_;
+  Paged paged_;
+  int dim_, words_, columns_;
+};
+
+template <class T>
+void Attention<T>::load_queries(const Item& item, int64_t head) {
+  for (int r = 0; r < item.rows(); ++r) {
+    const Element* from = row_of(const_cast<char*>(call_.q), item, head, item.begin + r);
+    uint32_t* to = work_.queries + r * words_;
+    __builtin_memcpy(to, from, dim_ * sizeof(Element));
+  }
+}
+
+template <class T>
+void Attention<T>::add_chunk(const Item& item, int64_t chunk) {
+  work_.chunk.clear(item.rows(), columns_);
+  const int64_t low = std::max(chunk * kChunk, item.from / kTile * kTile);
+  const int64_t high = std::min((chunk + 1) * kChunk, item.to);
+  for (int64_t start = low; start < high; start += kTile) {
+    const int keys = int(std::min<int64_t>(kTile, high - start));
+    work_.tile.load(paged_, start, keys, item.to);
+    const int strips = (item.rows() + kStrip - 1) / kStrip;
+    for (int i = 0; i < strips; ++i) {
+      const int row = item.rows() * i / strips, end = item.rows() * (i + 1) / strips;
+      const int64_t last = item.position + (item.begin + end - 1) / call_.group;
+      if (last >= start) add_strip(item, row, end - row, start, keys);
+    }
+  }
+}
+
+template <class T>
+void Attention<T>::add_strip(const Item& item, int row, int rows, int64_t start, int keys) {
+  switch (rows) {
+    case 1: return add_rows<1>(item, row, start, keys);
+    case 2: return add_rows<2>(item, row, start, keys);
+    case 3: return add_rows<3>(item, row, start, keys);
+    case 4: return add_rows<4>(item, row, start, keys);
+    case 5: return add_rows<5>(item, row, start, keys);
+    default: return add_rows<6>(item, row, start, keys);
+  }
+}
+
+template <class T>
+template <int R>
+void Attention<T>::add_rows(const Item& item, int row, int64_t start, int keys) {
+  const uint32_t* queries = work_.queries + row * words_;
+  multiply<T, R, 4>(queries, words_, work_.tile.keys(), kTile, words_, work_.products, kTile,
+                    nullptr);
+  constexpr int kWords = kTile / T::kPack;
+  float keep[R];
+  for (int r = 0; r < R; ++r) {
+    const int64_t position = item.position + (item.begin + row + r) / call_.group;
+    const int64_t end = std::min<int64_t>(position + 1 - start, keys);
+    const int64_t window = call_.scoring.window;
+    const int64_t begin = window > 0 ? position + 1 - window - start : 0;
+    keep[r] = weigh<T>(work_.products + r * kTile, work_.weights + r * kWords,
+                       work_.chunk.peaks[row + r], work_.chunk.totals[row + r], begin, end,
+                       call_.scoring);
+  }
+  const int steps = (keys + T::kPack - 1) / T::kPack;
+  float* sums = work_.chunk.values + row * columns_;
+  int at = 0;
+  for (; at + 64 <= columns_; at += 64) {
+    multiply<T, R, 4>(work_.weights, kWords, work_.tile.values() + at, columns_, steps, sums + at,
+                      columns_, keep);
+  }
+  if (at < columns_) {
+    multiply<T, R, 2>(work_.weights, kWords, work_.tile.values() + at, columns_, steps, sums + at,
+                      columns_, keep);
+  }
+}
+
+template <class T>
+void Attention<T>::write(const Item& item, int64_t head) {
+  for (int r = 0; r < item.rows(); ++r) {
+    Element* to = row_of(call_.out, item, head, item.begin + r);
+    const float total = work_.whole.totals[r];
+    const __m512 inverse = _mm512_set1_ps(total > 0.0f ? 1.0f / total : 0.0f);
+    for (int d = 0; d < dim_; d += kLanes) {
+      const __m512 x = _mm512_load_ps(work_.whole.values + r * columns_ + d);
+      T::store(to + d, _mm512_mul_ps(x, inverse), first(dim_ - d));
+    }
+  }
+}
+
+template <class T>
+void Attention<T>::begin(const Item& item, int64_t head) {
+  paged_ = call_.paged;
+  paged_.cache += head * call_.head_stride;
+  paged_.table = call_.tables + item.sequence * call_.table_width;
+  load_queries(item, head);
+}
+
+template <class T>
+void Attention<T>::save(const Item& item, float* to) const {
+  for (int r = 0; r < item.rows(); ++r, to += columns_ + kLanes) {
+    __builtin_memcpy(to, work_.chunk.values + r * columns_, columns_ * sizeof(float));
+    to[columns_] = work_.chunk.peaks[r];
+    to[columns_ + 1] = work_.chunk.totals[r];
+  }
+}
+
+template <class T>
+void Attention<T>::run() {
+  const Division division(call_, team_.threads);
+  std::optional<Pending> pending;
+  each_item(call_, [&](const Item& item, int64_t head, int64_t before) {
+    const Part part = division.part(item, before, team_.thread);
+    if (!part.mine && part.begin == part.end) return;
+    begin(item, head);
+    if (part.mine) work_.whole.clear(item.rows(), columns_);
+    for (int64_t c = part.begin; c < part.end; ++c) {
+      add_chunk(item, item.first_chunk + c);
+      if (!part.mine) {
+        save(item, saved(item, division.owner(before), c));
+        continue;
+      }
+      for (int r = 0; r < item.rows(); ++r) {
+        merge(work_.whole, r, work_.chunk.values + r * columns_, work_.chunk.peaks[r],
+              work_.chunk.totals[r], columns_);
+      }
+    }
+    if (!part.mine) return;
+    if (part.end == item.chunks) return write(item, head);
+    pending = Pending{item, head, part.end};  // a thread's last item: its sums stay where they are
+  });
+  if (team_.threads == 1) return;
+  team_.barrier();
+  if (pending) finish(*pending);
+}
+
+template <class T>
+void Attention<T>::finish(const Pending& pending) {
+  const Item& item = pending.item;
+  for (int64_t c = pending.next; c < item.chunks; ++c) {
+    const float* row = saved(item, team_.thread, c);
+    for (int r = 0; r < item.rows(); ++r, row += columns_ + kLanes) {
+      merge(work_.whole, r, row, row[columns_], row[columns_ + 1], columns_);
+    }
+  }
+  write(item, pending.head);
+}
+
+}  // namespace
+
+int attend(const Op& op, Team& team) {
+  const Call call(op);
+  if (!call.valid()) return kBadArgument;
+  if (op.dtype == kBFloat16) {
+    Attention<BFloat>(call, team).run();
+  } else {
+    Attention<Float>(call, team).run();
+  }
+  return kOk;
+}
+
+}  // namespace ekiden

@@ -1,0 +1,125 @@
+// Query rows against one tile of keys, in the manner of FlashAttention (arXiv:2205.14135).
+//
+// A row's result is the same bits whatever other rows are computed with it: its sums run over
+// absolute tiles of keys, and what a row does not see adds exact zeros.
+#pragma once
+#include "tile.h"
+
+namespace ekiden {
+
+constexpr int kStrip = 6;  // rows at once: 6 x 4 vectors of sums, and room for the operands
+constexpr int kRows = 96;  // rows that share a tile
+constexpr float kNone = -__builtin_inff();
+
+// How scores become weights.
+struct Scoring {
+  float scale;
+  float cap;  // 0 for none
+  int64_t window;
+};
+
+// Sums of a run of rows over some keys.
+struct Sums {
+  float* values;  // [rows][columns], each row times 2 ** -peak
+  float* peaks;   // largest score so far, in powers of 2
+  float* totals;  // sum of weights times 2 ** -peak
+
+  void clear(int rows, int columns) const {
+    for (int i = 0; i < rows * columns; i += kLanes) {
+      _mm512_store_ps(values + i, _mm512_setzero_ps());
+    }
+    for (int r = 0; r < rows; ++r) {
+      peaks[r] = kNone;
+      totals[r] = 0.0f;
+    }
+  }
+};
+
+// What a row must be multiplied by when its peak rises from `from` to `to`.
+inline float shrink(float from, float to) {
+  return to == kNone ? 0.0f : _mm512_cvtss_f32(exp2(_mm512_set1_ps(from - to)));
+}
+
+// Adds `part`'s row to `whole`'s. Parts of a row must come in the order of their keys.
+inline void merge(const Sums& whole, int row, const float* values, float peak, float total,
+                  int columns) {
+  const float to = peak > whole.peaks[row] ? peak : whole.peaks[row];
+  const float keep = shrink(whole.peaks[row], to), take = shrink(peak, to);
+  float* sums = whole.values + row * columns;
+  for (int d = 0; d < columns; d += kLanes) {
+    const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(keep));
+    const __m512 more = _mm512_load_ps(values + d);
+    _mm512_store_ps(sums + d, _mm512_fmadd_ps(more, _mm512_set1_ps(take), kept));
+  }
+  whole.peaks[row] = to;
+  whole.totals[row] = __builtin_fmaf(total, take, whole.totals[row] * keep);
+}
+
+// c[r] = c[r] * keep[r] + a[r] x b, over `steps` words; keep null: c is only written.
+template <class T, int R, int V>
+inline void multiply(const uint32_t* a, int lda, const uint32_t* b, int ldb, int steps, float* c,
+                     int ldc, const float* keep) {
+  __m512 sum[R][V];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) {
+      sum[r][v] = _mm512_setzero_ps();
+      if (keep != nullptr) {
+        const __m512 old = _mm512_load_ps(c + r * ldc + v * kLanes);
+        sum[r][v] = _mm512_mul_ps(old, _mm512_set1_ps(keep[r]));
+      }
+    }
+  }
+  for (int k = 0; k < steps; ++k) {
+    __m512i column[V];
+    for (int v = 0; v < V; ++v) column[v] = _mm512_load_si512(b + k * ldb + v * kLanes);
+    for (int r = 0; r < R; ++r) {
+      const __m512i word = _mm512_set1_epi32(a[r * lda + k]);
+      for (int v = 0; v < V; ++v) sum[r][v] = T::step(sum[r][v], word, column[v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) _mm512_store_ps(c + r * ldc + v * kLanes, sum[r][v]);
+  }
+}
+
+// Scores in powers of 2, so that weights are 2 ** score.
+inline __m512 score(__m512 product, const Scoring& how) {
+  if (how.cap == 0.0f) return _mm512_mul_ps(product, _mm512_set1_ps(how.scale * kLog2E));
+  const __m512 x = _mm512_mul_ps(product, _mm512_set1_ps(how.scale / how.cap));
+  return _mm512_mul_ps(tanh(x), _mm512_set1_ps(how.cap * kLog2E));
+}
+
+// Lanes of vector `v` of a tile that lie in [begin, end), counted from the tile's first key.
+inline __mmask16 between(int64_t begin, int64_t end, int v) {
+  return first(end - v * kLanes) & ~first(begin - v * kLanes);
+}
+
+// A row's products become weights, in T's numbers; its peak and total follow. `begin` and `end`
+// are the keys that the row sees. Returns what its earlier sums must be multiplied by.
+template <class T>
+inline float weigh(float* products, uint32_t* weights, float& peak, float& total, int64_t begin,
+                   int64_t end, const Scoring& how) {
+  constexpr int kVectors = kTile / kLanes;
+  __m512 s[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    s[v] = score(_mm512_load_ps(products + v * kLanes), how);
+    if (begin > 0 || end < kTile) {
+      s[v] = _mm512_mask_mov_ps(_mm512_set1_ps(kNone), between(begin, end, v), s[v]);
+    }
+  }
+  const float highest = _mm512_reduce_max_ps(
+      _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3])));
+  const float to = highest > peak ? highest : peak;
+  const __m512 base = _mm512_set1_ps(to == kNone ? 0.0f : to);
+  for (int v = 0; v < kVectors; ++v) s[v] = exp2(_mm512_sub_ps(s[v], base));
+  const float sum = _mm512_reduce_add_ps(
+      _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3])));
+  auto* out = reinterpret_cast<typename T::Element*>(weights);
+  for (int v = 0; v < kVectors; ++v) T::store(out + v * kLanes, s[v]);
+  const float keep = peak == to ? 1.0f : shrink(peak, to);
+  peak = to;
+  total = __builtin_fmaf(total, keep, sum);
+  return keep;
+}
+
+}  // namespace ekiden

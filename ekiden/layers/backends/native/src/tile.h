@@ -1,0 +1,157 @@
+// A tile of 64 keys of one KV head, read from the cache's blocks into the order that dot products
+// take. One per thread.
+#pragma once
+#include "vector.h"
+
+namespace ekiden {
+
+constexpr int kTile = 64;
+constexpr int kMaxDim = 256;
+
+// A cache row: numbers in the activations' dtype, or bytes and behind them a float32 scale.
+enum CacheFormat : int64_t { kPlain = 0, kInt8 = 1, kE4M3 = 2 };
+
+// Where one sequence's keys of one layer and KV head lie. Strides in bytes.
+struct Paged {
+  const char* cache;  // the layer's and head's first key of block 0
+  const int32_t* table;
+  int64_t block_stride, value_offset, row_stride;
+  int32_t block_size;
+  int32_t head_dim;
+  CacheFormat format;
+
+  // Row of a position, which must lie in the table; 16 from a multiple of 16 on are neighbours.
+  const char* key(int64_t position) const {
+    const int64_t block = table[position / block_size];
+    return cache + block * block_stride + position % block_size * row_stride;
+  }
+};
+
+// Sixteen bytes of a quantised row as floats, not scaled yet.
+inline __m512 decode(const char* from, __mmask16 lanes, CacheFormat format) {
+  const __m128i bytes = _mm_maskz_loadu_epi8(lanes, from);
+  if (format == kInt8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  // Shifted into place, e4m3 is a float16 whose exponent is 8 too small, subnormals included.
+  const __m256i wide = _mm256_cvtepi8_epi16(bytes);
+  const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(int16_t(0x8000)));
+  const __m256i rest =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(int16_t(0x3f80)));
+  const __m512 small = _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
+  return _mm512_mul_ps(small, _mm512_set1_ps(256.0f));
+}
+
+template <class T>
+class Tile {
+ public:
+  using Element = typename T::Element;
+
+  // `count` keys from position `start` on, a multiple of the tile; `prefetch` as many after them.
+  void load(const Paged& from, int64_t start, int count, int64_t end) {
+    words_ = (from.head_dim + T::kPack - 1) / T::kPack;
+    columns_ = (from.head_dim + 31) / 32 * 32;
+    for (int at = 0; at < count; at += kLanes) {
+      const int rows = count - at < kLanes ? count - at : kLanes;
+      const int64_t next = start + at + kTile;
+      if (next < end) prefetch(from, from.key(next));
+      const char* keys = from.key(start + at);
+      const char* values = keys + from.value_offset;
+      if (from.format == kPlain) {
+        load_keys(keys, from.row_stride, at, rows);
+        load_values(values, from.row_stride, from.head_dim, at, rows);
+      } else {
+        load_keys(plain(keys, from, rows), kMaxDim * sizeof(Element), at, rows);
+        load_values(plain(values, from, rows), kMaxDim * sizeof(Element), from.head_dim, at, rows);
+      }
+    }
+  }
+
+  // Words [words][kTile]: word w of every key side by side.
+  const uint32_t* keys() const { return keys_; }
+  int words() const { return words_; }
+  // Words [keys / kPack][columns]: a column holds kPack neighbouring keys. Zero past the last key.
+  const uint32_t* values() const { return values_; }
+  int columns() const { return columns_; }
+
+ private:
+  static void prefetch(const Paged& from, const char* keys) {
+    const int64_t bytes = kLanes * from.row_stride;
+    for (int64_t at = 0; at < bytes; at += 64) {
+      _mm_prefetch(keys + at, _MM_HINT_T0);
+      _mm_prefetch(keys + from.value_offset + at, _MM_HINT_T0);
+    }
+  }
+
+  // Rows of bytes as rows of elements, kMaxDim apart: what a cache of this dtype would hold.
+  const char* plain(const char* rows, const Paged& from, int count) {
+    for (int r = 0; r < count; ++r) {
+      const char* row = rows + r * from.row_stride;
+      float scale;
+      __builtin_memcpy(&scale, row + from.head_dim, sizeof scale);
+      for (int d = 0; d < from.head_dim; d += kLanes) {
+        const __mmask16 lanes = first(from.head_dim - d);
+        const __m512 x = _mm512_mul_ps(decode(row + d, lanes, from.format), _mm512_set1_ps(scale));
+        T::store(plain_ + r * kMaxDim + d, x, lanes);
+      }
+    }
+    return reinterpret_cast<const char*>(plain_);
+  }
+
+  void load_keys(const char* rows, int64_t stride, int at, int count) {
+    for (int w = 0; w < words_; w += kLanes) {
+      const __mmask16 lanes = first(words_ - w);
+      __m512i square[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        // Past the last key its row again: never read, but nothing that was not written.
+        const int row = r < count ? r : count - 1;
+        square[r] = _mm512_maskz_loadu_epi32(lanes, rows + row * stride + w * 4);
+      }
+      transpose(square);
+      const int last = words_ - w < kLanes ? words_ - w : kLanes;
+      for (int i = 0; i < last; ++i) _mm512_store_si512(keys_ + (w + i) * kTile + at, square[i]);
+    }
+  }
+
+  void load_values(const char* rows, int64_t stride, int dim, int at, int count);
+
+  alignas(64) uint32_t keys_[kMaxDim / T::kPack * kTile];
+  alignas(64) uint32_t values_[kMaxDim * kTile / T::kPack];
+  alignas(64) Element plain_[kLanes * kMaxDim];
+  int words_ = 0, columns_ = 0;
+};
+
+template <>
+inline void Tile<Float>::load_values(const char* rows, int64_t stride, int dim, int at, int count) {
+  for (int r = 0; r < count; ++r) {
+    const char* row = rows + r * stride;
+    uint32_t* to = values_ + (at + r) * columns_;
+    for (int d = 0; d < columns_; d += kLanes) {
+      _mm512_store_si512(to + d, _mm512_maskz_loadu_epi32(first(dim - d), row + d * 4));
+    }
+  }
+}
+
+template <>
+inline void Tile<BFloat>::load_values(const char* rows, int64_t stride, int dim, int at,
+                                      int count) {
+  // From 16 keys' columns 0..31 of two rows: a0 b0 a1 b1 ...
+  alignas(64) static const uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,
+                                                37, 6, 38, 7, 39, 8,  40, 9,  41, 10, 42,
+                                                11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  for (int r = 0; r < count; r += 2) {
+    const char* row = rows + r * stride;
+    uint32_t* to = values_ + (at + r) / 2 * columns_;
+    for (int d = 0; d < columns_; d += 32) {
+      const int left = dim - d;
+      const __mmask32 lanes = left >= 32 ? 0xffffffffu : (1u << left) - 1;
+      const __m512i a = _mm512_maskz_loadu_epi16(lanes, row + d * 2);
+      const __m512i b =
+          _mm512_maskz_loadu_epi16(r + 1 < count ? lanes : 0, row + stride + d * 2);
+      _mm512_store_si512(to + d, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_store_si512(to + d + 16, _mm512_permutex2var_epi16(a, high, b));
+    }
+  }
+}
+
+}  // namespace ekiden
