@@ -7,7 +7,6 @@ T tokens, K local KV heads, D head dim, B block size. ``layer`` counts from the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +20,6 @@ TORCH_DTYPES = {
 }
 
 
-class Slots(NamedTuple):
-    """Where tokens live in the cache: their block, and their place inside it."""
-
-    blocks_T: Tensor
-    offsets_T: Tensor
-
-
 def allocate_cache(
     layout: KvLayout, rank: int, num_blocks: int, device: torch.device | str = "cpu"
 ) -> Tensor:
@@ -36,10 +28,15 @@ def allocate_cache(
     return torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
 
 
-def write_kv(cache: Tensor, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots: Slots) -> None:
-    """Put one layer's keys and values of T tokens into their slots."""
-    cache[slots.blocks_T, :, layer, 0, slots.offsets_T] = k_TKD
-    cache[slots.blocks_T, :, layer, 1, slots.offsets_T] = v_TKD
+def write_kv(cache: Tensor, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
+    """Put one layer's keys and values of T tokens into their slots, none of them negative.
+
+    A slot is block * block_size + offset, int64.
+    """
+    block_size = cache.shape[4]
+    blocks_T, offsets_T = slots_T // block_size, slots_T % block_size
+    cache[blocks_T, :, layer, 0, offsets_T] = k_TKD
+    cache[blocks_T, :, layer, 1, offsets_T] = v_TKD
 
 
 def read_kv(cache: Tensor, layer: int, blocks: Sequence[int], length: int) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig = SpeculativeConfig()
+    async_scheduling: bool = True
+    """Plan a step while the one before it runs; never with speculation."""
     step_timeout_s: float = 120.0
     threads_per_rank: int = 0
     """0: the machine's cores divided by the ranks, at least 1."""
@@ -100,6 +102,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         self.speculative_config.check()
         return self
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether a step may be planned whose rows go on from tokens still being sampled.
+
+        With speculation nobody knows how many tokens those will be.
+        """
+        return self.async_scheduling and not self.speculative_config.num_speculative_tokens
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps that a replica has at once: one a stage, and one that is planned ahead."""
+        return self.pipeline_parallel_size + self.plans_ahead
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):

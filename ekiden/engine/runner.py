@@ -43,6 +43,11 @@ class Runner:
         self._port = port
         self._clock = clock or MonotonicClock()
 
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether this rank does something with tokens: embeds them, or samples."""
+        return self._mesh.is_first_stage or self._mesh.is_sampler
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step. ``sampled`` is empty on all ranks but the sampling one.

@@ -1,23 +1,19 @@
 """Grouped-query attention over the paged cache, heads split over the TP ranks.
 
-Shapes: T tokens, C hidden size, N query heads, K KV heads, D head dim; heads of this rank.
+Shapes: T tokens, C hidden size, N query heads, D head dim; heads of this rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ekiden.cache.tensors import write_kv
-from ekiden.layers.backends.cpu import paged_attention
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.linear import ColumnLinear, RowLinear
-from ekiden.layers.norm import RMSNorm
-from ekiden.layers.rope import Rotation, rotate
-from ekiden.layers.weights import Range, WeightSource
-from ekiden.parallel.communicator import Communicator
+from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops
+from ekiden.layers.rope import Rotation
+from ekiden.layers.site import Site
 from ekiden.parallel.split import HeadShare, head_split
 
 
@@ -33,84 +29,71 @@ class AttentionSpec:
     o_bias: bool
     qk_norm_eps: float | None
     """Normalise every head of q and k (Qwen3); None where the model does not."""
+    qk_norm_offset: float = 0.0
+    """Added to the stored weights of those norms."""
+    kind: AttentionKind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attention:
-    """One layer's attention on one rank: ``share`` says which heads are its own."""
+    """One layer's attention on one rank."""
 
-    share: HeadShare
-    head_dim: int
+    shape: HeadShape
+    kind: AttentionKind
     qkv: ColumnLinear
     out: RowLinear
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
-    layer: int
-    """Index into the layers of this rank's cache."""
-    window: int
-    """Last positions that a token sees; 0 for all."""
+    ops: Ops
 
     @classmethod
-    def load(
-        cls,
-        source: WeightSource,
-        prefix: str,
-        spec: AttentionSpec,
-        tp: Communicator,
-        *,
-        layer: int,
-        window: int,
-    ) -> Attention:
-        """Raises SetupError as the source does, or where ``tp`` passes the query heads."""
-        share = head_split(spec.num_heads, spec.num_kv_heads, tp.size)[tp.rank]
-        q_rows = (share.q_start * spec.head_dim, share.q_stop * spec.head_dim)
+    def load(cls, site: Site, prefix: str, spec: AttentionSpec, *, layer: int) -> Attention:
+        """``layer`` counts the layers of this rank's cache.
+
+        Raises:
+            SetupError: as the source does, or where TP passes the query heads.
+        """
+        share = head_split(spec.num_heads, spec.num_kv_heads, site.tp.size)[site.tp.rank]
+        dim = spec.head_dim
         return cls(
-            share=share,
-            head_dim=spec.head_dim,
-            qkv=_load_qkv(source, prefix, spec, share, q_rows),
+            shape=HeadShape(share.num_q, share.num_kv, dim, layer, _norm(site, prefix, spec)),
+            kind=spec.kind,
+            qkv=_qkv(site, prefix, spec, share),
             out=RowLinear.load(
-                source,
+                site,
                 f"{prefix}.o_proj",
-                (spec.hidden, spec.num_heads * spec.head_dim),
-                q_rows,
-                tp,
+                (spec.hidden, spec.num_heads * dim),
+                (share.q_start * dim, share.q_stop * dim),
                 bias=spec.o_bias,
             ),
-            q_norm=_load_norm(source, f"{prefix}.q_norm.weight", spec),
-            k_norm=_load_norm(source, f"{prefix}.k_norm.weight", spec),
-            layer=layer,
-            window=window,
+            ops=site.ops,
         )
 
     def __call__(
         self, hidden_TC: Tensor, rotation: Rotation, batch: ForwardBatch, cache: Tensor
     ) -> Tensor:
         """[T, C] to [T, C]; writes this step's keys and values into ``cache``."""
-        sizes = [self.share.num_q, self.share.num_kv, self.share.num_kv]
-        qkv = self.qkv(hidden_TC).view(len(hidden_TC), -1, self.head_dim)
-        q_TND, k_TKD, v_TKD = torch.split(qkv, sizes, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_TND, k_TKD = self.q_norm(q_TND), self.k_norm(k_TKD)
-        write_kv(cache, self.layer, rotate(k_TKD, rotation), v_TKD, batch.slots)
-        groups = batch.groups(self.window)
-        attended_TND = paged_attention(rotate(q_TND, rotation), cache, self.layer, groups)
+        qkv_TE = self.qkv(hidden_TC)
+        q_TND = self.ops.rotate_and_store(qkv_TE, self.shape, rotation, cache, batch)
+        attended_TND = self.ops.attend(q_TND, cache, self.shape.layer, batch, self.kind)
         return self.out(attended_TND.flatten(1))
 
 
-def _load_qkv(
-    source: WeightSource, prefix: str, spec: AttentionSpec, share: HeadShare, q_rows: Range
-) -> ColumnLinear:
+def _qkv(site: Site, prefix: str, spec: AttentionSpec, share: HeadShare) -> ColumnLinear:
     dim = spec.head_dim
+    q_rows = (share.q_start * dim, share.q_stop * dim)
     kv_rows = (share.kv_start * dim, share.kv_stop * dim)
     pieces = [
         (f"{prefix}.q_proj", spec.num_heads * dim, q_rows),
         (f"{prefix}.k_proj", spec.num_kv_heads * dim, kv_rows),
         (f"{prefix}.v_proj", spec.num_kv_heads * dim, kv_rows),
     ]
-    return ColumnLinear.load(source, pieces, spec.hidden, bias=spec.qkv_bias)
+    return ColumnLinear.load(site, pieces, spec.hidden, bias=spec.qkv_bias)
 
 
-def _load_norm(source: WeightSource, name: str, spec: AttentionSpec) -> RMSNorm | None:
+def _norm(site: Site, prefix: str, spec: AttentionSpec) -> HeadNorm | None:
     if spec.qk_norm_eps is None:
         return None
-    return RMSNorm(source.take(name, (spec.head_dim,)), spec.qk_norm_eps)
+    q_D, k_D = (
+        site.source.take(f"{prefix}.{name}.weight", (spec.head_dim,)).float() + spec.qk_norm_offset
+        for name in ("q_norm", "k_norm")
+    )
+    return HeadNorm(q_D, k_D, spec.qk_norm_eps)

@@ -1,20 +1,23 @@
 """One step's tokens as tensors: what every layer of every stage needs to know.
 
-Shapes: S sequences, T tokens of all sequences end to end, R rows whose logits are wanted.
+Shapes: S sequences, T tokens of all sequences end to end, R rows whose logits are wanted, M blocks
+of the longest block table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ekiden.cache.tensors import Slots
 from ekiden.layers.grouping import AttentionGroup, group_sequences
+
+Numbers = NDArray[np.int64]
 
 
 class Span(NamedTuple):
@@ -24,24 +27,32 @@ class Span(NamedTuple):
     start: int
     blocks: Sequence[int]
     """Block table that covers positions [0, start + len(tokens)); may be longer."""
-    wants_logits: bool
+    logit_rows: int
+    """How many of the last tokens want logits: 0, 1, or more where guesses are checked."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ForwardBatch:
-    """All tensors int64 on the model's device; lists are plain numbers on the host."""
+    """All tensors are on the model's device."""
 
     tokens_T: Tensor
+    """int64, as ``positions_T``, ``slots_T`` and ``logit_rows_R``."""
     positions_T: Tensor
-    slots: Slots
+    slots_T: Tensor
+    """Where each token's KV goes: block * block_size + offset; negative: nowhere."""
     logit_rows_R: Tensor
-    """Rows of T: the last token of every span that wants logits, in order."""
-    query_starts: list[int]
-    """S + 1 offsets into T."""
-    kv_lengths: list[int]
-    """Cache length of each sequence after this step."""
-    block_tables: list[list[int]]
+    """Rows of T: the tokens of every span that want logits, in order."""
+    query_starts_S1: Tensor
+    """int32 [S + 1] offsets into T."""
+    kv_lengths_S: Tensor
+    """int32; cache length of each sequence after this step."""
+    block_tables_SM: Tensor
+    """int32; rows are filled up with any block."""
     block_size: int
+    query_starts: list[int]
+    """``query_starts_S1`` on the host."""
+    kv_lengths: list[int]
+    """``kv_lengths_S`` on the host."""
     _groups: dict[int, list[AttentionGroup]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -51,36 +62,41 @@ class ForwardBatch:
         """Lay out ``spans`` (or equal tuples) end to end.
 
         Raises:
-            ValueError: a span is empty, or its block table is too short.
+            ValueError: a span is empty, its block table is too short, or it wants logits of more
+                tokens than it has.
         """
         spans = [Span(*span) for span in spans]
         for span in spans:
             _check(span, block_size)
-        starts = [0, *accumulate(len(span.tokens) for span in spans)]
-        positions = [
-            position for s in spans for position in range(s.start, s.start + len(s.tokens))
-        ]
-        blocks = [
-            s.blocks[position // block_size]
-            for s in spans
-            for position in range(s.start, s.start + len(s.tokens))
-        ]
+        counts = np.array([len(span.tokens) for span in spans], dtype=np.int64)
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        ends = np.array([span.start for span in spans], dtype=np.int64) + counts
+        owners = np.repeat(np.arange(len(spans)), counts)
+        positions = np.arange(starts[-1]) - starts[owners] + (ends - counts)[owners]
+        tables = _tables(spans, int(max(-(-ends // block_size), default=0)))
+        blocks = tables[owners, positions // block_size].astype(np.int64)
+        slots = blocks * block_size + positions % block_size
 
-        def tensor(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
+        def tensor(values: NDArray[np.integer]) -> Tensor:
+            return torch.from_numpy(values).to(device)
 
-        positions_T = tensor(positions)
-        rows = [stop - 1 for s, stop in zip(spans, starts[1:], strict=True) if s.wants_logits]
         return cls(
-            tokens_T=tensor([token for s in spans for token in s.tokens]),
-            positions_T=positions_T,
-            slots=Slots(tensor(blocks), positions_T % block_size),
-            logit_rows_R=tensor(rows),
-            query_starts=starts,
-            kv_lengths=[s.start + len(s.tokens) for s in spans],
-            block_tables=[list(s.blocks) for s in spans],
+            tokens_T=tensor(_tokens(spans, int(starts[-1]))),
+            positions_T=tensor(positions),
+            slots_T=tensor(slots),
+            logit_rows_R=tensor(_logit_rows(spans, starts)),
+            query_starts_S1=tensor(starts.astype(np.int32)),
+            kv_lengths_S=tensor(ends.astype(np.int32)),
+            block_tables_SM=tensor(tables),
             block_size=block_size,
+            query_starts=starts.tolist(),
+            kv_lengths=ends.tolist(),
         )
+
+    @property
+    def is_decode(self) -> bool:
+        """One token of every sequence, and logits of all: a step that can be recorded."""
+        return len(self.tokens_T) == len(self.kv_lengths) == len(self.logit_rows_R)
 
     def groups(self, window: int) -> list[AttentionGroup]:
         """How attention walks this batch; the same for every layer with this window."""
@@ -88,10 +104,9 @@ class ForwardBatch:
             self._groups[window] = group_sequences(
                 self.query_starts,
                 self.kv_lengths,
-                self.block_tables,
+                self.block_tables_SM.to(torch.int64),
                 self.block_size,
                 window,
-                self.tokens_T.device,
             )
         return self._groups[window]
 
@@ -102,3 +117,26 @@ def _check(span: Span, block_size: int) -> None:
         raise ValueError("a span of a step has no tokens")
     if len(span.blocks) * block_size < end:
         raise ValueError(f"{len(span.blocks)} blocks of {block_size} do not cover {end} positions")
+    if not 0 <= span.logit_rows <= len(span.tokens):
+        raise ValueError(f"a span of {len(span.tokens)} tokens wants {span.logit_rows} logit rows")
+
+
+def _tokens(spans: Sequence[Span], total: int) -> Numbers:
+    return np.fromiter((token for s in spans for token in s.tokens), dtype=np.int64, count=total)
+
+
+def _tables(spans: Sequence[Span], width: int) -> NDArray[np.int32]:
+    tables = np.zeros((len(spans), width), dtype=np.int32)
+    for row, span in zip(tables, spans, strict=True):
+        known = min(width, len(span.blocks))
+        row[:known] = span.blocks[:known]
+    return tables
+
+
+def _logit_rows(spans: Sequence[Span], starts: Numbers) -> Numbers:
+    rows = [
+        np.arange(stop - span.logit_rows, stop)
+        for span, stop in zip(spans, starts[1:], strict=True)
+        if span.logit_rows
+    ]
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)

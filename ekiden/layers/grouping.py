@@ -41,10 +41,9 @@ class AttentionGroup:
 def group_sequences(
     query_starts: Sequence[int],
     kv_lengths: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
+    tables_SM: Tensor,
     block_size: int,
     window: int,
-    device: torch.device,
 ) -> list[AttentionGroup]:
     """Cover every row of T exactly once. ``window`` is 0, or the last positions a token sees."""
     groups: list[AttentionGroup] = []
@@ -53,31 +52,15 @@ def group_sequences(
         first, last = query_starts[s], query_starts[s + 1]
         if last - first == 1:
             decode.append(s)
-            continue
-        groups.append(
-            _group(
-                slice(first, last),
-                last - first,
-                [length],
-                [block_tables[s]],
-                block_size,
-                window,
-                device,
+        else:
+            rows = slice(first, last)
+            groups.append(
+                _group(rows, last - first, [length], tables_SM[s : s + 1], block_size, window)
             )
-        )
     for members in _similar(decode, kv_lengths):
-        rows = torch.tensor([query_starts[s] for s in members], device=device)
-        groups.append(
-            _group(
-                rows,
-                1,
-                [kv_lengths[s] for s in members],
-                [block_tables[s] for s in members],
-                block_size,
-                window,
-                device,
-            )
-        )
+        rows_R = torch.tensor([query_starts[s] for s in members], device=tables_SM.device)
+        lengths = [kv_lengths[s] for s in members]
+        groups.append(_group(rows_R, 1, lengths, tables_SM[members], block_size, window))
     return groups
 
 
@@ -98,14 +81,11 @@ def _group(
     rows: Tensor | slice,
     query_len: int,
     lengths: Sequence[int],
-    tables: Sequence[Sequence[int]],
+    tables_GM: Tensor,
     block_size: int,
     window: int,
-    device: torch.device,
 ) -> AttentionGroup:
-    longest = max(lengths)
-    width = -(-longest // block_size)
-    padded = [[*table[:width], *[table[0]] * (width - len(table))] for table in tables]
+    longest, device = max(lengths), tables_GM.device
     keys_L = torch.arange(longest, device=device)
     ends_G1 = torch.tensor(lengths, device=device)[:, None]
     ragged = min(lengths) < longest
@@ -113,7 +93,7 @@ def _group(
     return AttentionGroup(
         rows=rows,
         query_len=query_len,
-        table_GM=torch.tensor(padded, dtype=torch.int64, device=device),
+        table_GM=tables_GM[:, : -(-longest // block_size)],
         length=longest,
         causal=causal,
         visible_GQL=None if causal else _visible(keys_L, ends_G1, query_len, window, ragged),

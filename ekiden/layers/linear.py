@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.layers.weights import Range, WeightSource
-from ekiden.parallel.communicator import Communicator
+from ekiden.layers.ops import Linear
+from ekiden.layers.site import Site
+from ekiden.layers.weights import Range, join
 
 
 class ColumnLinear:
@@ -21,18 +21,12 @@ class ColumnLinear:
     Merged pieces (q, k and v; gate and up) come out side by side, in order.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.weight = weight
-        self.bias = bias
+    def __init__(self, linear: Linear) -> None:
+        self.linear = linear
 
     @classmethod
     def load(
-        cls,
-        source: WeightSource,
-        pieces: Sequence[tuple[str, int, Range]],
-        in_features: int,
-        *,
-        bias: bool,
+        cls, site: Site, pieces: Sequence[tuple[str, int, Range]], in_features: int, *, bias: bool
     ) -> ColumnLinear:
         """``pieces`` are (name, outputs of the whole matrix, outputs of this rank).
 
@@ -40,50 +34,44 @@ class ColumnLinear:
             SetupError: as ``WeightSource.take``.
         """
         weights = [
-            source.take(f"{name}.weight", (outputs, in_features), rows=rows)
+            site.source.linear(name, (outputs, in_features), rows=rows)
             for name, outputs, rows in pieces
         ]
         biases = [
-            source.take(f"{name}.bias", (outputs,), rows=rows)
+            site.source.take(f"{name}.bias", (outputs,), rows=rows)
             for name, outputs, rows in pieces
             if bias
         ]
-        return cls(torch.cat(weights), torch.cat(biases) if bias else None)
+        return cls(site.ops.linear(join(weights), torch.cat(biases) if bias else None))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return self.linear(x)
 
 
 class RowLinear:
-    """Some inputs of a matrix; ranks add up their parts: ``[T, in] -> [T, whole out]``."""
+    """Some inputs of a matrix; ranks add up their parts: ``[T, in] -> [T, whole out]``.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, tp: Communicator) -> None:
-        self.weight = weight
-        self.bias = bias
-        self.tp = tp
+    The bias is added on the first rank alone, or it would be counted once a rank.
+    """
+
+    def __init__(self, linear: Linear, site: Site) -> None:
+        self.linear = linear
+        self.tp = site.tp
+        self.ops = site.ops
 
     @classmethod
     def load(
-        cls,
-        source: WeightSource,
-        name: str,
-        shape: tuple[int, int],
-        columns: Range,
-        tp: Communicator,
-        *,
-        bias: bool,
+        cls, site: Site, name: str, shape: tuple[int, int], columns: Range, *, bias: bool
     ) -> RowLinear:
         """``shape`` is the whole matrix's [out, in]; ``columns`` are this rank's inputs.
 
         Raises:
             SetupError: as ``WeightSource.take``.
         """
-        weight = source.take(f"{name}.weight", shape, columns=columns)
-        return cls(weight, source.take(f"{name}.bias", shape[:1]) if bias else None, tp)
+        weight = site.source.linear(name, shape, columns=columns)
+        added = site.source.take(f"{name}.bias", shape[:1]) if bias else None
+        return cls(site.ops.linear(weight, added if site.tp.rank == 0 else None), site)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.tp.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        total = self.tp.all_reduce(F.linear(x, self.weight))
-        # The bias comes after the sum, or it would be counted once a rank.
-        return total if self.bias is None else total + self.bias
+        part = self.linear(x)
+        return part if self.tp.size == 1 else self.ops.all_reduce(part, self.tp)

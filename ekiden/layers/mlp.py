@@ -1,42 +1,44 @@
-"""The gated feed-forward layer (SwiGLU, arXiv:2002.05202)."""
+"""The gated feed-forward layer (SwiGLU and GeGLU, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.layers.linear import ColumnLinear, RowLinear
-from ekiden.layers.weights import WeightSource
-from ekiden.parallel.communicator import Communicator
+from ekiden.layers.ops import Ops
+from ekiden.layers.site import Site
 from ekiden.parallel.split import even_split
 
 
 class GatedMlp:
-    """``down(silu(gate(x)) * up(x))``; each TP rank holds some of the inner width."""
+    """``down(act(gate(x)) * up(x))``; each TP rank holds some of the inner width."""
 
-    def __init__(self, gate_up: ColumnLinear, down: RowLinear) -> None:
+    def __init__(self, gate_up: ColumnLinear, down: RowLinear, activation: str, ops: Ops) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.activation = activation
+        self.ops = ops
 
     @classmethod
     def load(
         cls,
-        source: WeightSource,
+        site: Site,
         prefix: str,
         hidden: int,
         inner: int,
-        tp: Communicator,
         *,
         bias: bool,
+        activation: str = "silu",
     ) -> GatedMlp:
         """Widths that do not divide are split unevenly. Raises SetupError as the source does."""
-        mine = even_split(inner, tp.size)[tp.rank]
+        mine = even_split(inner, site.tp.size)[site.tp.rank]
         pieces = [(f"{prefix}.{name}", inner, mine) for name in ("gate_proj", "up_proj")]
         return cls(
-            ColumnLinear.load(source, pieces, hidden, bias=bias),
-            RowLinear.load(source, f"{prefix}.down_proj", (hidden, inner), mine, tp, bias=bias),
+            ColumnLinear.load(site, pieces, hidden, bias=bias),
+            RowLinear.load(site, f"{prefix}.down_proj", (hidden, inner), mine, bias=bias),
+            activation,
+            site.ops,
         )
 
     def __call__(self, hidden_TC: Tensor) -> Tensor:
-        gate, up = self.gate_up(hidden_TC).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.ops.gated(self.gate_up(hidden_TC), self.activation))

@@ -1,6 +1,6 @@
 """Rotary position embedding (arXiv:2104.09864), halves rotated as in the Llama checkpoints.
 
-Shapes: T tokens, N heads, D head dim, F = D / 2 frequencies. Angles are float32.
+Shapes: T tokens, N heads, D head dim, R rotated dims, F = R / 2 frequencies. Angles are float32.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """cos and sin of one step's tokens, each [T, 1, D] float32, shared by all layers."""
+    """cos and sin of one step's tokens, each [T, R] float32, contiguous; R dims are rotated.
 
-    cos_T1D: Tensor
-    sin_T1D: Tensor
+    Both halves of the last axis are equal.
+    """
+
+    cos_TR: Tensor
+    sin_TR: Tensor
 
 
 class Rope:
@@ -28,16 +31,21 @@ class Rope:
 
     def rotation(self, positions_T: Tensor) -> Rotation:
         angles_TF = positions_T.to(torch.float32)[:, None] * self.inverse_frequencies_F
-        angles_T1D = torch.cat((angles_TF, angles_TF), dim=-1)[:, None]
-        return Rotation(angles_T1D.cos() * self.scale, angles_T1D.sin() * self.scale)
+        angles_TR = torch.cat((angles_TF, angles_TF), dim=-1)
+        return Rotation(angles_TR.cos() * self.scale, angles_TR.sin() * self.scale)
 
 
 def rotate(x_TND: Tensor, rotation: Rotation) -> Tensor:
-    """Turn every head of every token by its position; computed in float32, dtype kept."""
-    x32 = x_TND.float()
-    first, second = x32.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x32 * rotation.cos_T1D + turned * rotation.sin_T1D).to(x_TND.dtype)
+    """Turn the first R dims of every head by its token's position; in float32, dtype kept."""
+    rotated = rotation.cos_TR.shape[-1]
+    x32_TNR = x_TND[..., :rotated].float()
+    first, second = x32_TNR.chunk(2, dim=-1)
+    turned_TNR = torch.cat((-second, first), dim=-1)
+    cos_T1R, sin_T1R = rotation.cos_TR[:, None], rotation.sin_TR[:, None]
+    out_TNR = (x32_TNR * cos_T1R + turned_TNR * sin_T1R).to(x_TND.dtype)
+    if rotated == x_TND.shape[-1]:
+        return out_TNR
+    return torch.cat((out_TNR, x_TND[..., rotated:]), dim=-1)
 
 
 def plain_frequencies(theta: float, head_dim: int) -> Tensor:

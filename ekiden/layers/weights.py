@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Range = tuple[int, int]
 """[start, stop)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenseWeight:
+    """A matrix [out, in] in a float dtype; ``scale`` float32 [out] multiplies each output."""
+
+    values: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+
+LinearWeight = DenseWeight
+"""One matrix in whatever form its checkpoint, or the user, wants it."""
 
 
 class WeightSource(Protocol):
@@ -30,3 +48,24 @@ class WeightSource(Protocol):
             SetupError: no such tensor, another shape, or a dtype that is not a float's; the
                 message names the file and the tensor.
         """
+
+    def linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        rows: Range | None = None,
+        columns: Range | None = None,
+    ) -> LinearWeight:
+        """The part of matrix ``name`` (``name.weight`` or its quantised form), as ``take``."""
+
+
+def join(weights: Sequence[LinearWeight]) -> LinearWeight:
+    """Matrices over the same input side by side, outputs in order."""
+    if len(weights) == 1:
+        return weights[0]
+    scales = [w.scale for w in weights if w.scale is not None]
+    return DenseWeight(
+        values=torch.cat([w.values for w in weights]),
+        scale=torch.cat(scales) if scales else None,
+    )

@@ -1,25 +1,20 @@
-"""The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3. What differs is in ``ModelConfig``.
-
-Shapes: T tokens, C hidden size, R rows whose logits are wanted, V vocabulary.
-"""
+"""The Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3. What differs is in ``ModelConfig``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from ekiden.layers.attention import Attention, AttentionSpec
-from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.mlp import GatedMlp
 from ekiden.layers.norm import RMSNorm
-from ekiden.layers.rope import Rope, Rotation
+from ekiden.layers.ops import AttentionKind
+from ekiden.layers.site import Site
 from ekiden.layers.vocab import LmHead, VocabEmbedding
-from ekiden.layers.weights import WeightSource
 from ekiden.models.config import ModelConfig
+from ekiden.models.decoder import Decoder, DecoderLayer
 from ekiden.models.layout import layer_split
 from ekiden.models.rope import build_rope
 from ekiden.parallel.mesh import Mesh
@@ -32,98 +27,27 @@ _RECOMPUTED = ".rotary_emb.inv_freq"
 """Old checkpoints store the rotary frequencies; they follow from config.json."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DecoderLayer:
-    """Attention and MLP, each behind a norm and added to its input."""
-
-    attention_norm: RMSNorm
-    attention: Attention
-    mlp_norm: RMSNorm
-    mlp: GatedMlp
-
-    def __call__(
-        self, hidden_TC: Tensor, rotation: Rotation, batch: ForwardBatch, cache: Tensor
-    ) -> Tensor:
-        attended_TC = self.attention(self.attention_norm(hidden_TC), rotation, batch, cache)
-        hidden_TC = hidden_TC + attended_TC
-        return hidden_TC + self.mlp(self.mlp_norm(hidden_TC))
-
-
-class LlamaModel:
-    """One rank's part: the layers of its stage, its slice of each, the ends where it has them."""
-
-    def __init__(
-        self,
-        *,
-        model: ModelConfig,
-        mesh: Mesh,
-        rope: Rope,
-        dtype: torch.dtype,
-        layers: list[DecoderLayer],
-        embedding: VocabEmbedding | None,
-        norm: RMSNorm | None,
-        head: LmHead | None,
-    ) -> None:
-        self.model = model
-        self.mesh = mesh
-        self.rope = rope
-        self.dtype = dtype
-        self.layers = layers
-        self.embedding = embedding
-        self.norm = norm
-        self.head = head
-
-    @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor | None:
-        """One step of this rank, hand-over between stages included.
-
-        Writes the step's keys and values into ``cache``, this rank's own. Returns float32
-        logits [R, V] on TP rank 0 of the last stage, None on every other rank.
-
-        Raises:
-            ReplicaFailed: another rank of the mesh did not come in time, or gave up.
-        """
-        hidden_TC = self._enter(batch)
-        rotation = self.rope.rotation(batch.positions_T)
-        for layer in self.layers:
-            hidden_TC = layer(hidden_TC, rotation, batch, cache)
-        if self.norm is None or self.head is None:
-            self.mesh.pp.send(hidden_TC)
-            return None
-        if not len(batch.logit_rows_R):
-            return None
-        return self.head(self.norm(hidden_TC[batch.logit_rows_R]))
-
-    def _enter(self, batch: ForwardBatch) -> Tensor:
-        if self.embedding is not None:
-            return self.embedding(batch.tokens_T)
-        shape = (len(batch.tokens_T), self.model.hidden_size)
-        return self.mesh.pp.recv(shape, self.dtype, batch.tokens_T.device)
-
-
 def load_stage(
-    model: ModelConfig,
-    mesh: Mesh,
-    source: WeightSource,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LlamaModel:
-    """Take this rank's slices from ``source``.
+    model: ModelConfig, mesh: Mesh, site: Site, dtype: torch.dtype, max_blocks: int
+) -> Decoder:
+    """Take this rank's slices from the site's source.
 
     Raises:
         SetupError: a weight is missing or has another shape, or the split cannot work.
     """
     first, last = layer_split(model, mesh.pp.size)[mesh.pp_rank]
-    embedding = _load_embedding(model, mesh, source)
-    return LlamaModel(
-        model=model,
+    embedding = _load_embedding(model, mesh, site)
+    return Decoder(
         mesh=mesh,
-        rope=build_rope(model.rope, model.head_dim, device),
+        ops=site.ops,
         dtype=dtype,
-        layers=[_load_layer(model, mesh, source, i, i - first) for i in range(first, last)],
+        hidden_size=model.hidden_size,
+        max_blocks=max_blocks,
+        ropes=[build_rope(model.rope, model.head_dim, site.device)],
+        layers=[_load_layer(model, site, i, i - first) for i in range(first, last)],
         embedding=embedding,
-        norm=_load_norm(model, source, FINAL_NORM) if mesh.is_last_stage else None,
-        head=_load_head(model, mesh, source, embedding),
+        norm=_load_norm(model, site, FINAL_NORM) if mesh.is_last_stage else None,
+        head=_load_head(model, mesh, site, embedding),
     )
 
 
@@ -148,9 +72,7 @@ def wanted_tensors(model: ModelConfig, mesh: Mesh) -> Callable[[str], bool]:
     return wanted
 
 
-def _load_layer(
-    model: ModelConfig, mesh: Mesh, source: WeightSource, index: int, local: int
-) -> DecoderLayer:
+def _load_layer(model: ModelConfig, site: Site, index: int, local: int) -> DecoderLayer:
     prefix = f"model.layers.{index}"
     spec = AttentionSpec(
         hidden=model.hidden_size,
@@ -160,47 +82,40 @@ def _load_layer(
         qkv_bias=model.qkv_bias,
         o_bias=model.o_bias,
         qk_norm_eps=model.rms_norm_eps if model.qk_norm else None,
+        kind=AttentionKind(scale=model.head_dim**-0.5, window=model.windows[index]),
     )
     return DecoderLayer(
-        attention_norm=_load_norm(model, source, f"{prefix}.input_layernorm.weight"),
-        attention=Attention.load(
-            source,
-            f"{prefix}.self_attn",
-            spec,
-            mesh.tp,
-            layer=local,
-            window=model.windows[index],
-        ),
-        mlp_norm=_load_norm(model, source, f"{prefix}.post_attention_layernorm.weight"),
+        attention_norm=_load_norm(model, site, f"{prefix}.input_layernorm.weight"),
+        attention=Attention.load(site, f"{prefix}.self_attn", spec, layer=local),
+        mlp_norm=_load_norm(model, site, f"{prefix}.post_attention_layernorm.weight"),
         mlp=GatedMlp.load(
-            source,
+            site,
             f"{prefix}.mlp",
             model.hidden_size,
             model.intermediate_size,
-            mesh.tp,
             bias=model.mlp_bias,
         ),
     )
 
 
-def _load_norm(model: ModelConfig, source: WeightSource, name: str) -> RMSNorm:
-    return RMSNorm(source.take(name, (model.hidden_size,)), model.rms_norm_eps)
+def _load_norm(model: ModelConfig, site: Site, name: str) -> RMSNorm:
+    return RMSNorm.load(site, name, model.hidden_size, model.rms_norm_eps)
 
 
-def _load_embedding(model: ModelConfig, mesh: Mesh, source: WeightSource) -> VocabEmbedding | None:
+def _load_embedding(model: ModelConfig, mesh: Mesh, site: Site) -> VocabEmbedding | None:
     if not mesh.is_first_stage:
         return None
-    return VocabEmbedding.load(source, EMBEDDING, model.vocab_size, model.hidden_size, mesh.tp)
+    return VocabEmbedding.load(site, EMBEDDING, model.vocab_size, model.hidden_size)
 
 
 def _load_head(
-    model: ModelConfig, mesh: Mesh, source: WeightSource, embedding: VocabEmbedding | None
+    model: ModelConfig, mesh: Mesh, site: Site, embedding: VocabEmbedding | None
 ) -> LmHead | None:
     """A tied model's head is its embedding: shared where both are here, else loaded for it."""
     if not mesh.is_last_stage:
         return None
     vocab, valid = model.vocab_size, model.valid_vocab_size
     if model.tie_word_embeddings and embedding is not None:
-        return LmHead(embedding.weight, vocab, valid, mesh.tp)
+        return LmHead.tied(site, embedding, vocab, valid=valid)
     name = EMBEDDING if model.tie_word_embeddings else HEAD
-    return LmHead.load(source, name, vocab, model.hidden_size, mesh.tp, valid=valid)
+    return LmHead.load(site, name, vocab, model.hidden_size, valid=valid)

@@ -25,7 +25,7 @@ MODELS = {
     "qwen2": "ekiden.models.llama",
     "qwen3": "ekiden.models.llama",
 }
-"""A module has ``load_stage(model, mesh, source, dtype, device)`` and ``wanted_tensors``."""
+"""A module has ``load_stage(model, mesh, site, dtype, max_blocks)`` and ``wanted_tensors``."""
 
 
 class Model(Protocol):
@@ -60,6 +60,8 @@ def load_model(
     import torch
 
     from ekiden.cache.tensors import TORCH_DTYPES
+    from ekiden.layers.backends.choose import choose_ops
+    from ekiden.layers.site import Site
     from ekiden.models.checkpoint import Checkpoint
     from ekiden.models.weights import SafetensorsSource
 
@@ -72,7 +74,10 @@ def load_model(
         device=target,
         progress=progress,
     )
-    loaded = family.load_stage(model, mesh, source, dtype, target)
+    ops = choose_ops(config.kernels, target, dtype)
+    site = Site(source=source, tp=mesh.tp, ops=ops, device=target)
+    max_blocks = -(-model.resolve_max_model_len(config) // config.block_size)
+    loaded = family.load_stage(model, mesh, site, dtype, max_blocks)
     source.finish()
     return cast(Model, loaded)
 

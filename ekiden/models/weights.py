@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ekiden.core.errors import SetupError
-from ekiden.layers.weights import Range
+from ekiden.layers.weights import DenseWeight, LinearWeight, Range
 from ekiden.models.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]
@@ -67,6 +67,17 @@ class SafetensorsSource:
         self._account(name)
         # Copied even where nothing changes, so that no parameter keeps the file mapped.
         return tensor.to(self._device, self._dtype, copy=True).contiguous()
+
+    def linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        rows: Range | None = None,
+        columns: Range | None = None,
+    ) -> LinearWeight:
+        """As ``WeightSource.linear``."""
+        return DenseWeight(values=self.take(f"{name}.weight", shape, rows=rows, columns=columns))
 
     def finish(self) -> None:
         """Close the files and check that the stage has used all that the checkpoint has for it.

@@ -1,4 +1,4 @@
-"""Attention kernels, one file a kind of device, behind one signature.
+"""Kernels, one file or folder a kind of device, behind ``ekiden.layers.ops.Ops``.
 
-No weights, no mesh, no books: tensors in, tensors out.
+No mesh, no books, no model names: tensors in, tensors out.
 """

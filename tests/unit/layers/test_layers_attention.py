@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ekiden.cache.tensors import write_kv
 from ekiden.layers import grouping
-from ekiden.layers.backends.cpu import paged_attention
+from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.batch import ForwardBatch, Span
+from ekiden.layers.ops import AttentionKind
 
 DIM = 8
 LAYERS = 3
@@ -34,6 +35,10 @@ def reference(q_TND: Tensor, k_LKD: Tensor, v_LKD: Tensor, start: int, window: i
     return out
 
 
+def attend(q: Tensor, cache: Tensor, layer: int, batch: ForwardBatch, window: int = 0) -> Tensor:
+    return TorchOps().attend(q, cache, layer, batch, AttentionKind(DIM**-0.5, window))
+
+
 def run_both(
     lengths: list[tuple[int, int]], kv_heads: int, group: int, window: int, block_size: int
 ) -> tuple[Tensor, Tensor]:
@@ -47,13 +52,13 @@ def run_both(
         blocks = [shuffled.pop() for _ in range(-(-(cached + new) // block_size) + 1)]
         k, v = torch.randn(2, cached + new, kv_heads, DIM, generator=generator)
         q = torch.randn(new, kv_heads * group, DIM, generator=generator)
-        whole = ForwardBatch.build([Span([0] * (cached + new), 0, blocks, False)], block_size)
-        write_kv(cache, 1, k, v, whole.slots)
-        spans.append(Span([0] * new, cached, blocks, True))
+        whole = ForwardBatch.build([Span([0] * (cached + new), 0, blocks, 0)], block_size)
+        write_kv(cache, 1, k, v, whole.slots_T)
+        spans.append(Span([0] * new, cached, blocks, 1))
         queries.append(q)
         expected.append(reference(q, k, v, cached, window))
     batch = ForwardBatch.build(spans, block_size)
-    out = paged_attention(torch.cat(queries), cache, 1, batch.groups(window))
+    out = attend(torch.cat(queries), cache, 1, batch, window)
     return out.double(), torch.cat(expected)
 
 
@@ -90,8 +95,8 @@ def test_groups_cover_every_row_once_and_stay_small_and_similar(
     for _, new in lengths:
         starts.append(starts[-1] + new)
     ends = [cached + new for cached, new in lengths]
-    tables = [list(range(-(-end // 16))) for end in ends]
-    groups = grouping.group_sequences(starts, ends, tables, 16, 0, torch.device("cpu"))
+    tables = torch.arange(-(-max(ends) // 16)).expand(len(ends), -1)
+    groups = grouping.group_sequences(starts, ends, tables, 16, 0)
     rows = torch.cat([torch.arange(starts[-1])[group.rows] for group in groups])
     assert sorted(rows.tolist()) == list(range(starts[-1]))
     for group in groups:
@@ -110,10 +115,10 @@ def test_a_long_batch_is_attended_in_several_groups(monkeypatch: pytest.MonkeyPa
 
 
 def test_half_precision_stays_within_its_own_rounding() -> None:
-    batch = ForwardBatch.build([Span([0] * 9, 0, [3], True), Span([0], 4, [1], True)], 16)
+    batch = ForwardBatch.build([Span([0] * 9, 0, [3], 1), Span([0], 4, [1], 1)], 16)
     cache = torch.randn(5, 2, LAYERS, 2, 16, DIM)
     q = torch.randn(10, 4, DIM)
-    exact = paged_attention(q, cache, 0, batch.groups(0))
-    half = paged_attention(q.bfloat16(), cache.bfloat16(), 0, batch.groups(0))
+    exact = attend(q, cache, 0, batch)
+    half = attend(q.bfloat16(), cache.bfloat16(), 0, batch)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), exact, rtol=0.05, atol=0.05)

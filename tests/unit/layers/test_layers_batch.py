@@ -6,19 +6,18 @@ import pytest
 import torch
 
 from ekiden.cache.layout import KvLayout, RankLayout
-from ekiden.cache.tensors import Slots, allocate_cache, copy_blocks, read_kv, write_kv
+from ekiden.cache.tensors import allocate_cache, copy_blocks, read_kv, write_kv
 from ekiden.layers.batch import ForwardBatch, Span
 
 
 def test_spans_are_laid_end_to_end_with_their_positions_and_slots() -> None:
     batch = ForwardBatch.build(
-        [Span([11, 12, 13], 3, [7, 2], False), ([14], 8, (5, 6, 9), True)],  # type: ignore[list-item]
+        [Span([11, 12, 13], 3, [7, 2], 0), ([14], 8, (5, 6, 9), 1)],  # type: ignore[list-item]
         block_size=4,
     )
     assert batch.tokens_T.tolist() == [11, 12, 13, 14]
     assert batch.positions_T.tolist() == [3, 4, 5, 8]
-    assert batch.slots.blocks_T.tolist() == [7, 2, 2, 9]
-    assert batch.slots.offsets_T.tolist() == [3, 0, 1, 0]
+    assert batch.slots_T.tolist() == [31, 8, 9, 36]
     assert batch.query_starts == [0, 3, 4]
     assert batch.kv_lengths == [6, 9]
     assert batch.logit_rows_R.tolist() == [3]
@@ -26,9 +25,9 @@ def test_spans_are_laid_end_to_end_with_their_positions_and_slots() -> None:
 
 def test_a_span_that_cannot_be_computed_is_refused() -> None:
     with pytest.raises(ValueError, match="2 blocks of 4 do not cover 9 positions"):
-        ForwardBatch.build([Span([1], 8, [0, 1], True)], 4)
+        ForwardBatch.build([Span([1], 8, [0, 1], 1)], 4)
     with pytest.raises(ValueError, match="no tokens"):
-        ForwardBatch.build([Span([], 0, [0], True)], 4)
+        ForwardBatch.build([Span([], 0, [0], 1)], 4)
 
 
 def layout(dtype: str = "float32") -> KvLayout:
@@ -57,7 +56,7 @@ def test_what_is_written_is_read_back_and_nothing_else_changes() -> None:
     cache = allocate_cache(layout(), 0, 5)
     k, v = torch.randn(2, 6, 2, 8)
     blocks = torch.tensor([4, 4, 4, 4, 1, 1])
-    write_kv(cache, 2, k, v, Slots(blocks, torch.tensor([0, 1, 2, 3, 0, 1])))
+    write_kv(cache, 2, k, v, blocks * 4 + torch.tensor([0, 1, 2, 3, 0, 1]))
     k_back, v_back = read_kv(cache, 2, [4, 1], 6)
     assert torch.equal(k_back, k)
     assert torch.equal(v_back, v)

@@ -68,7 +68,7 @@ def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
 
 
 def test_shards_give_what_one_file_gives(single: Path, pristine: Path, sharded: Path) -> None:
-    spans = [Span([5, 6, 7], 0, [0], True)]
+    spans = [Span([5, 6, 7], 0, [0], 1)]
     assert torch.equal(Replica(sharded).step(spans), Replica(pristine).step(spans))
 
 
@@ -186,10 +186,11 @@ def test_stored_rotary_frequencies_are_left_alone(single: Path) -> None:
 
 def test_a_tied_models_stored_head_is_left_alone(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen2")
-    spans = [Span([5, 6, 7], 0, [0], True)]
+    spans = [Span([5, 6, 7], 0, [0], 1)]
     before = Replica(tmp_path, pp=2).step(spans)
-    whole = Replica(tmp_path).ranks[0]
-    assert whole.head.weight is whole.embedding.weight  # type: ignore[attr-defined]
+    whole = Replica(tmp_path, kernels="torch").ranks[0]
+    head, embedding = whole.head, whole.embedding  # type: ignore[attr-defined]
+    assert head.part.values is embedding.weight
     rewrite(tmp_path, **{"lm_head.weight": torch.zeros(101, 64)})
     assert torch.equal(Replica(tmp_path, pp=2).step(spans), before)
 
@@ -240,21 +241,24 @@ def test_tokenizers_have_fingerprints_of_their_own(tmp_path: Path) -> None:
 
 
 def test_each_rank_reads_its_own_slices_only(single: Path) -> None:
-    config = EngineConfig(model_dir=single, model_name="tiny", tensor_parallel_size=3)
+    config = EngineConfig(
+        model_dir=single, model_name="tiny", tensor_parallel_size=3, kernels="torch"
+    )
     model = ModelConfig.from_dir(single)
     ranks = [load_model(model, config, mesh, "cpu") for mesh in local_meshes(3, 1)]
     layers = [rank.layers[0] for rank in ranks]  # type: ignore[attr-defined]
     full = load_file(single / "model.safetensors")
     gate_up = full["model.layers.0.mlp.gate_proj.weight"].chunk(3)
-    assert [layer.mlp.gate_up.weight.shape[0] for layer in layers] == [
+    assert [layer.mlp.gate_up.linear.values.shape[0] for layer in layers] == [
         2 * len(part) for part in gate_up
     ]
-    down = torch.cat([layer.mlp.down.weight for layer in layers], dim=1)
+    down = torch.cat([layer.mlp.down.linear.values for layer in layers], dim=1)
     assert torch.equal(down, full["model.layers.0.mlp.down_proj.weight"])
-    heads = torch.cat([rank.head.weight for rank in ranks])  # type: ignore[attr-defined]
+    heads = torch.cat([rank.head.part.values for rank in ranks])  # type: ignore[attr-defined]
     assert torch.equal(heads, full["lm_head.weight"])
     assert all(
-        layer.mlp.down.weight.untyped_storage().nbytes() == layer.mlp.down.weight.nbytes
+        layer.mlp.down.linear.values.untyped_storage().nbytes()
+        == layer.mlp.down.linear.values.nbytes
         for layer in layers
     )
 

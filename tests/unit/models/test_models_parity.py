@@ -81,9 +81,9 @@ def test_the_window_is_active_in_the_layers_that_slide_and_only_there(tmp_path: 
     assert replica.model.windows == (0, 64)
     prompt = random_prompt(200, seed=5)
     blocks = list(range(1, 14))
-    replica.step([Span(prompt[:150], 0, blocks, False), Span([1, 2], 0, [20], True)])
-    logits = replica.step([Span(prompt[150:199], 150, blocks, True)])[0]
-    decoded = replica.step([Span(prompt[199:], 199, blocks, True)])[0]
+    replica.step([Span(prompt[:150], 0, blocks, 0), Span([1, 2], 0, [20], 1)])
+    logits = replica.step([Span(prompt[150:199], 150, blocks, 1)])[0]
+    decoded = replica.step([Span(prompt[199:], 199, blocks, 1)])[0]
     expected = reference_logits(reference, prompt)
     assert (logits - expected[198]).abs().max() < TOLERANCE
     assert (decoded - expected[199]).abs().max() < TOLERANCE
@@ -98,7 +98,7 @@ def test_padded_columns_are_never_likely(tmp_path: Path) -> None:
     )
     replica = Replica(tmp_path, tp=3)
     assert replica.model.valid_vocab_size == 90
-    logits_RV = replica.step([Span([1, 2, 3], 0, [0], True)])
+    logits_RV = replica.step([Span([1, 2, 3], 0, [0], 1)])
     assert logits_RV.shape == (1, VOCAB)
     assert torch.isfinite(logits_RV[:, :90]).all()
     assert torch.isneginf(logits_RV[:, 90:]).all()
@@ -116,7 +116,7 @@ def test_what_other_requests_left_in_a_block_never_shows(tmp_path: Path) -> None
 def test_a_step_that_wants_no_logits_gives_none_anywhere(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama3")
     replica = Replica(tmp_path)
-    batch = ForwardBatch.build([Span([1, 2], 0, [0], False)], 16)
+    batch = ForwardBatch.build([Span([1, 2], 0, [0], 0)], 16)
     assert replica.ranks[0].forward(batch, replica.caches[0]) is None
 
 

@@ -98,7 +98,13 @@ class Replica:
     """Our model over ``tp * pp`` threads, each with its own cache, fed step by step."""
 
     def __init__(
-        self, path: Path, tp: int = 1, pp: int = 1, block_size: int = 16, dtype: str = "auto"
+        self,
+        path: Path,
+        tp: int = 1,
+        pp: int = 1,
+        block_size: int = 16,
+        dtype: str = "auto",
+        kernels: str = "auto",
     ) -> None:
         self.config = EngineConfig(
             model_dir=path,
@@ -107,6 +113,7 @@ class Replica:
             pipeline_parallel_size=pp,
             block_size=block_size,
             dtype=dtype,
+            kernels=kernels,
         ).check()
         self.model = ModelConfig.from_dir(path)
         layout = kv_layout(self.model, self.config)
@@ -157,7 +164,7 @@ def worst_error(replica: Replica, reference: PreTrainedModel) -> float:
             if step >= len(stops):
                 continue
             start, stop = stops[step - 1] if step else 0, stops[step]
-            spans.append(Span(prompts[s][start:stop], start, blocks[s], True))
+            spans.append(Span(prompts[s][start:stop], start, blocks[s], 1))
             wanted.append(expected[s][stop - 1])
         worst = max(worst, (replica.step(spans) - torch.stack(wanted)).abs().max().item())
     return worst
