@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ekiden.core.errors import SetupError
 from ekiden.layers.weights import DenseWeight, LinearWeight, Range
 from ekiden.models.checkpoint import Checkpoint
+from ekiden.models.mapped import read_slice
 
 Progress = Callable[[int, int], None]
 """(bytes of checkpoint done, bytes of checkpoint that this rank's stage needs)."""
@@ -36,7 +34,6 @@ class SafetensorsSource:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._files: dict[Path, Any] = {}
         sizes = {name: info.stop - info.start for name, info in checkpoint.tensors.items()}
         self._left = {name: size for name, size in sizes.items() if wanted(name)}
         self._total = sum(self._left.values())
@@ -63,10 +60,11 @@ class SafetensorsSource:
                 f"{info.file}: {name} is stored as {info.dtype}: only {', '.join(_READABLE)} "
                 "can be read"
             )
-        tensor = self._read(info.file, name, rows, columns)
+        tensor = read_slice(
+            info, rows=rows, columns=columns, dtype=self._dtype, device=self._device
+        )
         self._account(name)
-        # Copied even where nothing changes, so that no parameter keeps the file mapped.
-        return tensor.to(self._device, self._dtype, copy=True).contiguous()
+        return tensor
 
     def linear(
         self,
@@ -80,12 +78,11 @@ class SafetensorsSource:
         return DenseWeight(values=self.take(f"{name}.weight", shape, rows=rows, columns=columns))
 
     def finish(self) -> None:
-        """Close the files and check that the stage has used all that the checkpoint has for it.
+        """Check that the stage has used all that the checkpoint has for it.
 
         Raises:
             SetupError: tensors were left over: the model would compute without them.
         """
-        self._files.clear()
         if self._left:
             names = sorted(self._left)
             first = self._checkpoint.tensors[names[0]]
@@ -93,20 +90,6 @@ class SafetensorsSource:
                 f"{first.file} holds {names[0]}, which this model has no place for "
                 f"({len(names)} such tensors): config.json and weights do not belong together"
             )
-
-    def _read(self, file: Path, name: str, rows: Range | None, columns: Range | None) -> Tensor:
-        try:
-            if file not in self._files:
-                self._files[file] = safe_open(file, framework="pt", device="cpu")
-            view = self._files[file].get_slice(name)
-            part: Tensor
-            if columns is not None:
-                part = view[:, columns[0] : columns[1]]
-            else:
-                part = view[rows[0] : rows[1]] if rows is not None else view[:]
-            return part
-        except (OSError, SafetensorError) as error:
-            raise SetupError(f"{file}: {name} cannot be read: {error}") from None
 
     def _account(self, name: str) -> None:
         self._left.pop(name, None)
