@@ -41,7 +41,7 @@ from ekiden.engine.outputs import (
     Reservation,
     Started,
 )
-from ekiden.engine.plan import Chunk, Sampled, StepPlan, StepResult
+from ekiden.engine.plan import UNKNOWN, Chunk, Sampled, StepPlan, StepResult
 from ekiden.engine.scheduling.policy import blocks_for
 from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Gate
@@ -99,7 +99,8 @@ class Engine:
             block_size=config.block_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
-            micro_batches=executor.max_in_flight,
+            micro_batches=config.pipeline_parallel_size,
+            plan_ahead=config.plans_ahead,
         )
         self._scheduler = Scheduler(self.pool, limits)
         self._meters = Meters()
@@ -114,7 +115,6 @@ class Engine:
         self._writers: dict[int, list[int]] = {}
         self._reservations = 0
         self._in_flight: deque[_Step] = deque()
-        self._steps = 0
 
     # Requests
 
@@ -316,11 +316,11 @@ class Engine:
             self._table.output.events.append(Ready(sequence.request_id))
         if len(self._in_flight) >= self.executor.max_in_flight:
             return None
-        schedule = self._scheduler.schedule()
+        schedule = self._scheduler.schedule(len(self._in_flight))
         for sequence in schedule.preempted:
             self._table.jobs[sequence.request_id].preemptions += 1
         if schedule.chunks:
-            return self._plan(schedule.chunks)
+            return self._plan(schedule.number, schedule.chunks)
         if not self._table.jobs and not self._in_flight:
             self.audit()
         return None
@@ -384,24 +384,25 @@ class Engine:
         sequences = (*self._scheduler.queues.all(), *parked)
         audit_blocks(self.pool, sequences, chunks, self._writers.values())
 
-    def _plan(self, chunks: list[ScheduledChunk]) -> StepPlan:
-        self._steps += 1
-        self._in_flight.append(_Step(self._steps, chunks, self._clock.now()))
+    def _plan(self, number: int, chunks: list[ScheduledChunk]) -> StepPlan:
+        self._in_flight.append(_Step(number, chunks, self._clock.now()))
         copies = tuple(chunk.copy for chunk in chunks if chunk.copy is not None)
-        return StepPlan(self._steps, tuple(map(self._chunk, chunks)), copies)
+        return StepPlan(number, tuple(map(self._chunk, chunks)), copies)
 
     def _chunk(self, chunk: ScheduledChunk) -> Chunk:
         sequence = chunk.sequence
         job = self._table.jobs[sequence.request_id]
         if not job.started:
             self._table.note_start(job, sequence)
+        unknown = (UNKNOWN,) if chunk.after else ()
         used = blocks_for(chunk.stop + len(chunk.draft), self.config.block_size)
         return Chunk(
             sequence=sequence.number,
-            tokens=(*sequence.tokens[chunk.start : chunk.stop], *chunk.draft),
+            tokens=(*sequence.tokens[chunk.start : chunk.stop], *unknown, *chunk.draft),
             start=chunk.start,
             blocks=tuple(sequence.blocks[:used]),
-            samples=job.specs(sequence.choices, chunk.draft) if chunk.is_last else (),
+            samples=job.specs(sequence.choices, chunk.draft, unknown) if chunk.is_last else (),
             session=sequence.session,
             proposed=len(chunk.draft),
+            after=chunk.after,
         )

@@ -6,17 +6,30 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ekiden.cache.layout import KvLayout
+from ekiden.core.config import EngineConfig
 from ekiden.engine.plan import StepPlan, StepResult
 
 PortListener = Callable[[int, bytes], None]
 """(rank, message) for everything a rank's KV port emits; called on a thread of the executor."""
 
 
+def sampling_rank(layout: KvLayout) -> int:
+    """The rank that has the logits: TP rank 0 of the last stage."""
+    return (layout.pp - 1) * layout.tp
+
+
+def ranks_to_tell(layout: KvLayout, config: EngineConfig) -> list[int]:
+    """Ranks that must hear of sampled tokens: they embed them and did not sample them."""
+    embedding = range(layout.tp) if config.plans_ahead else ()
+    return [rank for rank in embedding if rank != sampling_rank(layout)]
+
+
 class Executor(Protocol):
     """Runs steps on the ranks of one replica, in order.
 
-    Up to ``max_in_flight`` steps may be submitted before the first is collected (pipeline
-    stages work on different steps at once). Used from one thread, except ``send_port``.
+    Up to ``max_in_flight`` steps may be submitted before the first is collected: pipeline stages
+    work on different steps at once, and a step planned ahead is there when the one before it
+    ends (``ekiden.engine.feed``). Used from one thread, except ``send_port``.
     """
 
     @property

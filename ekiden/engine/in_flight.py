@@ -20,8 +20,8 @@ MAX_EARLY = 4096
 """Port messages kept for a listener that is still to come."""
 
 
-def merge(results: Sequence[StepResult]) -> StepResult:
-    """One result of a step from those of all ranks, in order of rank.
+def merge(results: Sequence[StepResult], tp: int) -> StepResult:
+    """One result of a step from those of all ranks, in order of rank, ``tp`` of them a stage.
 
     Seconds are the slowest rank's, bytes those of all ranks together, ``idle_s`` the last
     stage's.
@@ -34,14 +34,20 @@ def merge(results: Sequence[StepResult]) -> StepResult:
         collective_s=max(r.collective_s for r in results),
         collective_bytes=sum(r.collective_bytes for r in results),
         idle_s=results[-1].idle_s,
+        stage_s=tuple(
+            max(r.compute_s for r in results[first : first + tp])
+            for first in range(0, len(results), tp)
+        ),
     )
 
 
 class InFlight:
     """Steps submitted and not yet collected, and the first cause of the replica's failure."""
 
-    def __init__(self, ranks: int, limit: int) -> None:
+    def __init__(self, ranks: int, limit: int, tp: int = 1) -> None:
+        """``ranks`` answer each step, ``tp`` of them a stage; ``limit`` steps at once."""
         self._ranks = ranks
+        self._tp = tp
         self._limit = limit
         self._steps: dict[int, dict[int, StepResult]] = {}
         self._changed = Condition()
@@ -85,7 +91,7 @@ class InFlight:
             self._changed.wait_for(lambda: self._over(answers), timeout_s)
             if len(answers) == self._ranks:
                 del self._steps[step]
-                return merge([answers[rank] for rank in range(self._ranks)])
+                return merge([answers[rank] for rank in range(self._ranks)], self._tp)
             if self.failure is not None:
                 raise self.failure
             silent = [rank for rank in range(self._ranks) if rank not in answers]

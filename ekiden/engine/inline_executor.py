@@ -14,11 +14,13 @@ from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import EkidenError, InvariantBroken, ReplicaFailed, SetupError
 from ekiden.engine.capacity import resolve_num_blocks
-from ekiden.engine.executor import PortListener
+from ekiden.engine.executor import PortListener, ranks_to_tell, sampling_rank
+from ekiden.engine.feed import Work, tokens_of
 from ekiden.engine.in_flight import InFlight, PortMail, Startup
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.port import PortFactory
 from ekiden.engine.rank import Rank, open_rank
+from ekiden.engine.wire import Tokens
 from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout
 from ekiden.parallel.local import local_meshes
@@ -28,9 +30,6 @@ START_TIMEOUT_S = 600.0
 CLOSE_S = 10.0
 MAX_QUEUED = 65536
 """Plans and port messages that may wait for one rank."""
-
-Work = StepPlan | bytes | None
-"""A step, a message for the port, or the end."""
 
 
 class InlineExecutor:
@@ -55,7 +54,9 @@ class InlineExecutor:
         self._layout = kv_layout(model, config.check())
         self._num_blocks = resolve_num_blocks(model, config, self._layout)
         ranks = len(self._layout.ranks)
-        self._in_flight = InFlight(ranks, limit=self._layout.pp)
+        self._max_in_flight = config.steps_in_flight
+        self._to_tell = ranks_to_tell(self._layout, config)
+        self._in_flight = InFlight(ranks, self._max_in_flight, self._layout.tp)
         self._startup = Startup(ranks, MonotonicClock())
         self._mail = PortMail()
         self._has_port = port is not None
@@ -95,7 +96,7 @@ class InlineExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        return self._layout.pp
+        return self._max_in_flight
 
     @property
     def endpoints(self) -> tuple[bytes, ...]:
@@ -138,6 +139,9 @@ class InlineExecutor:
         self._startup.ready(rank, endpoint)
 
     def done(self, rank: int, result: StepResult) -> None:
+        if rank == sampling_rank(self._layout) and result.sampled:
+            for other in self._to_tell:
+                self._threads[other].give(Tokens(result.step, tokens_of(result.sampled)))
         self._in_flight.done(rank, result)
 
     def broken(self, rank: int, error: Exception) -> None:
@@ -157,9 +161,9 @@ class _RankThread(Thread):
         self._mesh = mesh
         self._open = open_one
         self._executor = executor
-        self._work: queue.Queue[Work] = queue.Queue(MAX_QUEUED)
+        self._work: queue.Queue[Work | Tokens | None] = queue.Queue(MAX_QUEUED)
 
-    def give(self, work: Work) -> None:
+    def give(self, work: Work | Tokens | None) -> None:
         """Raises ReplicaFailed if the rank has MAX_QUEUED things to do already."""
         try:
             self._work.put_nowait(work)
@@ -182,10 +186,11 @@ class _RankThread(Thread):
 
     def _serve(self, rank: Rank) -> None:
         while (work := self._work.get()) is not None:
-            if isinstance(work, StepPlan):
-                self._executor.done(self._mesh.rank, rank.runner.run(work))
+            if isinstance(work, Tokens):
+                rank.feed.tell(work.step, work.tokens)
             else:
-                rank.command(work)
+                rank.feed.put(work)
+            rank.work(lambda result: self._executor.done(self._mesh.rank, result))
 
 
 def _sentence(error: Exception) -> str:

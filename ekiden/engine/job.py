@@ -113,11 +113,14 @@ class Job:
                 groups.setdefault(tuple(state.output), []).append(choice)
         return groups
 
-    def specs(self, choices: Items[int], draft: Items[int]) -> tuple[SampleSpec, ...]:
-        """How the next token of each choice is to be sampled, or with a draft of the one choice
-        the next ones, each as if the draft's tokens before it had come."""
+    def specs(
+        self, choices: Items[int], draft: Items[int], unknown: tuple[int, ...] = ()
+    ) -> tuple[SampleSpec, ...]:
+        """How the next token of each choice is to be sampled, ``unknown`` tokens coming before it,
+        or with a draft of the one choice the next ones, each as if the draft's tokens before it
+        had come."""
         if not draft:
-            return tuple(map(self.spec, choices))
+            return tuple(self.spec(choice, unknown) for choice in choices)
         (choice,) = choices
         return tuple(self.spec(choice, tuple(draft[:i])) for i in range(len(draft) + 1))
 

@@ -9,6 +9,9 @@ import msgspec
 
 from ekiden.core.types import TokenLogprobs
 
+UNKNOWN = 0
+"""Stands where a token will be that is still being sampled."""
+
 
 class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
     """One token to sample from the logits of one position of a chunk.
@@ -53,6 +56,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     proposed: int = 0
     """So many of the last tokens are proposals of what follows the last known one. Then there is
     one choice, and ``samples`` are for the last ``proposed`` + 1 positions, in order."""
+    after: int = 0
+    """0, or the step that samples this chunk's one token, which was in flight when this one was
+    planned. UNKNOWN stands in its place, and at the end of ``output`` in ``samples``."""
 
     @property
     def logit_rows(self) -> int:
@@ -78,7 +84,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
-    """What a step sampled. ``compute_s`` is the slowest stage's time, collectives included."""
+    """What a step sampled. ``compute_s`` is the slowest rank's time, collectives included."""
 
     step: int
     sampled: tuple[Sampled, ...]
@@ -86,4 +92,6 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     collective_s: float = 0.0
     collective_bytes: int = 0
     idle_s: float = 0.0
-    """Seconds the last stage waited for its input: the pipeline's bubble."""
+    """Seconds the last stage waited for its input inside the step."""
+    stage_s: tuple[float, ...] = ()
+    """Seconds each stage computed, its slowest rank's; what is left of the time is its bubble."""

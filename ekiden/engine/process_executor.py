@@ -21,7 +21,8 @@ from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import EkidenError, InvariantBroken, ReplicaFailed, SetupError
 from ekiden.engine.capacity import resolve_num_blocks, resolve_threads
-from ekiden.engine.executor import PortListener
+from ekiden.engine.executor import PortListener, ranks_to_tell, sampling_rank
+from ekiden.engine.feed import tokens_of
 from ekiden.engine.in_flight import InFlight, PortMail, Startup
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.rank_link import RankLink, RankLoop
@@ -36,6 +37,7 @@ from ekiden.engine.wire import (
     Ready,
     Setup,
     Step,
+    Tokens,
     ToPort,
     Up,
 )
@@ -89,7 +91,9 @@ class ProcessExecutor:
         self._layout = kv_layout(model, config.check())
         self._num_blocks = resolve_num_blocks(model, config, self._layout)
         ranks = len(self._layout.ranks)
-        self._in_flight = InFlight(ranks, limit=self._layout.pp)
+        self._max_in_flight = config.steps_in_flight
+        self._to_tell = ranks_to_tell(self._layout, config)
+        self._in_flight = InFlight(ranks, self._max_in_flight, self._layout.tp)
         self._startup = Startup(ranks, self._clock)
         self._mail = PortMail()
         self._has_port = port is not None
@@ -145,7 +149,7 @@ class ProcessExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        return self._layout.pp
+        return self._max_in_flight
 
     @property
     def endpoints(self) -> tuple[bytes, ...]:
@@ -216,6 +220,7 @@ class ProcessExecutor:
     def _on_message(self, rank: int, message: Up) -> None:
         match message:
             case Done(result):
+                self._tell_tokens(rank, result)
                 self._in_flight.done(rank, result)
             case FromPort(data):
                 self._mail.deliver(rank, data)
@@ -230,6 +235,13 @@ class ProcessExecutor:
                 self._fail(failure, at_start=SetupError(text) if setup else failure)
             case Beat():
                 pass  # That it came is noted on the link.
+
+    def _tell_tokens(self, rank: int, result: StepResult) -> None:
+        """Let a step that was planned ahead go on, without a word to the engine's thread."""
+        if self._to_tell and result.sampled and rank == sampling_rank(self._layout):
+            tokens = Tokens(result.step, tokens_of(result.sampled))
+            for other in self._to_tell:
+                self._send(self._links[other], tokens)
 
     def _on_end(self, rank: int, how: str) -> None:
         if not self._closed:
@@ -249,11 +261,11 @@ def _host_mesh(config: EngineConfig, model: ModelConfig, layout: KvLayout) -> Me
     from ekiden.parallel.rendezvous import host_mesh
 
     # What one step hands from stage to stage, at most.
-    message = config.max_num_batched_tokens * model.hidden_size * DTYPE_BYTES[layout.dtype]
+    row = model.hidden_size * DTYPE_BYTES[model.resolve_dtype(config)]
     return host_mesh(
         layout.tp,
         layout.pp,
         timeout_s=config.step_timeout_s,
         device=config.device,
-        message_bytes=message,
+        message_bytes=config.max_num_batched_tokens * row,
     )

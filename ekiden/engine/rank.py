@@ -12,6 +12,8 @@ from ekiden.cache.layout import KvLayout
 from ekiden.cache.tensors import allocate_cache
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.engine.feed import Feed, tokens_of
+from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.port import KvPort, PortContext, PortFactory
 from ekiden.engine.runner import Runner
 from ekiden.models.config import ModelConfig
@@ -27,8 +29,21 @@ class Rank:
 
     def __init__(self, runner: Runner, port: KvPort | None) -> None:
         self.runner = runner
+        self.feed = Feed(needs_tokens=runner.needs_tokens)
         self.endpoint = port.describe() if port else b""
         self._port = port
+
+    def work(self, done: Callable[[StepResult], None]) -> None:
+        """Do all of ``feed`` that can be done now; ``done`` gets each step's result."""
+        while self.feed.ready:
+            work = self.feed.take()
+            if isinstance(work, StepPlan):
+                result = self.runner.run(work)
+                if result.sampled:
+                    self.feed.tell(result.step, tokens_of(result.sampled))
+                done(result)
+            elif work is not None:
+                self.command(work)
 
     def command(self, message: bytes) -> None:
         """Hand a message of the service to the KV port."""

@@ -38,6 +38,7 @@ from ekiden.engine.wire import (
     Ready,
     Setup,
     Step,
+    Tokens,
     ToPort,
 )
 
@@ -145,13 +146,16 @@ def _serve(wire: RankWire, rank: Rank) -> None:
     while True:
         match wire.receive():
             case Step(plan):
-                wire.send(Done(rank.runner.run(plan)))
+                rank.feed.put(plan)
             case ToPort(message):
-                rank.command(message)
+                rank.feed.put(message)
+            case Tokens(step, tokens):
+                rank.feed.tell(step, tokens)
             case Close():
                 return
             case Setup():
                 raise InvariantBroken("a rank is set up once")
+        rank.work(lambda result: wire.send(Done(result)))
 
 
 def _broken(error: Exception) -> Broken:

@@ -58,6 +58,13 @@ class ToPort(msgspec.Struct, frozen=True, tag="port"):
     message: bytes
 
 
+class Tokens(msgspec.Struct, frozen=True, tag="tokens"):
+    """What a step sampled, by sequence, for the ranks that embed it in a step planned ahead."""
+
+    step: int
+    tokens: dict[int, int]
+
+
 class Close(msgspec.Struct, frozen=True, tag="close"):
     """End: close the port, then the process."""
 
@@ -100,7 +107,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
     """The traceback of what is not an EkidenError: for the log, never for a user."""
 
 
-Down = Setup | Step | ToPort | Close
+Down = Setup | Step | Tokens | ToPort | Close
 Up = Loading | Ready | Done | FromPort | Beat | Broken
 
 

@@ -8,6 +8,11 @@
 4. Proposals of what follows a decode row get the tokens and blocks that are left over. They
    never push anything out, so speculation cannot make a pool too small.
 
+A step may be planned while the steps of all stages are in flight. Its decode rows go on from
+tokens that are being sampled, so the rank lacks nothing but these when its turn comes. Such a step
+has all rows that will be there or is not made: else some would wait two steps for one token. It
+pushes nothing out: where blocks are short, the steps in flight end first.
+
 When a running sequence cannot grow, the youngest is preempted: its blocks go, its tokens stay,
 and it is computed again later. The oldest is never preempted, so something always ends.
 """
@@ -37,7 +42,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     micro_batches: int = 1
-    """Steps in flight at once."""
+    """Stages of the pipeline: so many steps are computed at once."""
+    plan_ahead: bool = False
+    """Whether rows may go on from tokens that are still being sampled."""
 
 
 class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,28 +58,36 @@ class ScheduledChunk(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     copy: tuple[int, int] | None
     draft: tuple[int, ...] = ()
+    after: int = 0
+    """The step in flight that samples the one token of this chunk; 0: all tokens are known."""
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends at the last known token, so that the next one can be sampled."""
-        return self.stop == len(self.sequence.tokens)
+        """Whether it ends at the last token that is known, or at the one being sampled, so that
+        the next one can be sampled."""
+        return self.stop >= len(self.sequence.tokens)
 
 
 class Schedule(msgspec.Struct, kw_only=True):
     """One step in the making."""
 
+    number: int
     budget: int
     chunks: list[ScheduledChunk] = []
     preempted: list[Sequence] = []
 
     def take(self, sequence: Sequence) -> None:
-        """Put the next tokens of ``sequence`` into the step, as many as the budget allows."""
-        count = min(sequence.remaining, self.budget)
+        """Put the next tokens of ``sequence`` into the step, as many as the budget allows; or the
+        one that is being sampled, where all known ones are in steps."""
+        after = 0 if sequence.remaining else sequence.awaited
+        count = min(sequence.remaining or 1, self.budget)
         start = sequence.scheduled
         sequence.scheduled += count
         sequence.in_flight += 1
+        if sequence.remaining <= 0:
+            sequence.awaited = self.number
         chunk = ScheduledChunk(
-            sequence=sequence, start=start, stop=start + count, copy=sequence.copy
+            sequence=sequence, start=start, stop=start + count, copy=sequence.copy, after=after
         )
         # The step owns the copy's source from here on; ``collected`` lets go of it.
         sequence.copy = None
@@ -87,6 +102,7 @@ class Scheduler:
         self.pool = pool
         self.limits = limits
         self.queues = Queues()
+        self._number = 0
         self._room = self._room_now()
 
     def add(self, sequence: Sequence) -> None:
@@ -162,13 +178,17 @@ class Scheduler:
         """Schedule ``sequence`` no more, but let it keep its blocks until ``remove``."""
         self.queues.discard(sequence)
 
-    def schedule(self) -> Schedule:
-        """The next step; without chunks if nothing can run now."""
-        step = Schedule(budget=self.limits.max_num_batched_tokens)
-        self._decode_rows(step)
-        self._prefill_chunks(step)
-        self._admit(step)
-        self._speculate(step)
+    def schedule(self, in_flight: int = 0) -> Schedule:
+        """The next step, to be submitted; without chunks if nothing can run now.
+
+        ``in_flight`` steps were submitted and not collected.
+        """
+        step = Schedule(number=self._number + 1, budget=self.limits.max_num_batched_tokens)
+        if self._decode_rows(step, whole=in_flight >= self.limits.micro_batches):
+            self._prefill_chunks(step)
+            self._admit(step)
+            self._speculate(step)
+        self._number += bool(step.chunks)
         return step
 
     def collected(self, chunk: ScheduledChunk) -> None:
@@ -235,16 +255,37 @@ class Scheduler:
         self.queues.run(branch)
         return branch
 
-    def _decode_rows(self, step: Schedule) -> None:
+    def _decode_rows(self, step: Schedule, whole: bool) -> bool:
+        """Take the rows of one step; False, and nothing taken, if it had to be ``whole`` and
+        cannot be."""
         running = self.queues.running
         decoding = sum(sequence.remaining <= 1 for sequence in running)
         rows = rows_per_step(decoding, self.limits.micro_batches)
-        for sequence in [sequence for sequence in running if sequence.remaining == 1]:
+        known = [sequence for sequence in running if sequence.remaining == 1]
+        following = self._following(known[:rows], rows) if self.limits.plan_ahead else []
+        if following is None and whole:
+            return False
+        for sequence in (*known, *(following or ())):
             if len(step.chunks) == rows or not step.budget:
                 break
             # An older row may have preempted this one.
             if sequence.blocks and self._grow(sequence, step):
                 step.take(sequence)
+        return True
+
+    def _following(self, known: list[Sequence], rows: int) -> list[Sequence] | None:
+        """Rows beside ``known`` that go on from the tokens of one step in flight, the oldest.
+
+        None: not all of them can, or blocks are short for them and ``known``.
+        """
+        awaiting = [s for s in self.queues.running if s.remaining == 0 and s.goes_on]
+        oldest = min((sequence.awaited for sequence in awaiting), default=0)
+        group = [s for s in awaiting if s.awaited == oldest][: rows - len(known)]
+        size = self.limits.block_size
+        blocks = sum(s.scheduled >= len(s.blocks) * size for s in (*known, *group))
+        # Choices that part need blocks and copies, which are not known before their tokens.
+        parts = any(len(sequence.choices) > 1 for sequence in group)
+        return None if parts or blocks > self.pool.available else group
 
     def _grow(self, sequence: Sequence, step: Schedule) -> bool:
         """Make sure the next position has a block; preempt younger ones for it."""

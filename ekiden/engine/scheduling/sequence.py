@@ -72,6 +72,8 @@ class Sequence:
         self.computed = 0
         self.in_flight = 0
         """Submitted steps that have not been collected and use its blocks."""
+        self.awaited = 0
+        """The last step that samples for it; in flight, if all known tokens are in steps."""
         self.preemptions = 0
         self.dead = False
         """Nobody wants its tokens any more; it lives on until its last step is collected."""
@@ -90,6 +92,11 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens that are in no step yet."""
         return len(self.tokens) - self.scheduled
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can go on after the token that is being sampled. It may end by it still."""
+        return not self.pinned and len(self.tokens) + 1 < self.max_tokens
 
     @property
     def pinned(self) -> bool:

@@ -16,6 +16,7 @@ from ekiden.core.config import EngineConfig, SpeculativeConfig
 from ekiden.core.ids import choice_seed, mix64
 from ekiden.core.types import FinishReason, Request, SamplingParams, TokenLogprobs
 from ekiden.engine.engine import Engine
+from ekiden.engine.feed import Feed, tokens_of
 from ekiden.engine.plan import Sampled, SampleSpec, StepPlan, StepResult
 from ekiden.engine.port import ChunkDone
 
@@ -58,6 +59,7 @@ class FakeExecutor:
         self.ran: list[StepPlan] = []
         self.logprobs = True
         self._results: list[StepResult] = []
+        self._feed = Feed(needs_tokens=True)
 
     def submit(self, plan: StepPlan) -> None:
         assert len(self.plans) + len(self._results) < self.max_in_flight
@@ -82,6 +84,7 @@ class FakeExecutor:
         return blocks[position // self.block_size], position % self.block_size
 
     def _run(self, plan: StepPlan) -> StepResult:
+        plan = self._feed.fill(plan)
         self.ran.append(plan)
         for source, target in plan.copies:
             for offset in range(self.block_size):
@@ -99,6 +102,7 @@ class FakeExecutor:
             for i, spec in enumerate(chunk.samples):
                 known = end - max(0, chunk.proposed - i)
                 sampled.append(self._sample(chunk.sequence, spec, values[:known]))
+        self._feed.tell(plan.step, tokens_of(sampled))
         return StepResult(plan.step, tuple(sampled))
 
     def _sample(self, sequence: int, spec: SampleSpec, values: Sequence[int]) -> Sampled:
@@ -206,18 +210,21 @@ def make_engine(
     late: bool = False,
     caching: bool = True,
     speculate: int = 0,
+    ahead: bool = False,
 ) -> tuple[Engine, FakeExecutor]:
-    executor = FakeExecutor(num_blocks, block_size, max_in_flight=max_in_flight, late=late)
     config = EngineConfig(
         model_dir=Path("unused"),
         model_name="m",
         block_size=block_size,
         granule=4,
+        pipeline_parallel_size=max_in_flight,
+        async_scheduling=ahead,
         max_num_batched_tokens=budget,
         max_num_seqs=seqs,
         enable_prefix_caching=caching,
         speculative_config=SpeculativeConfig(num_speculative_tokens=speculate),
     )
+    executor = FakeExecutor(num_blocks, block_size, max_in_flight=config.steps_in_flight, late=late)
     engine = Engine(
         config,
         executor,

@@ -99,7 +99,8 @@ class EngineMachine(RuleBasedStateMachine):
         late=st.booleans(),
         caching=st.booleans(),
         size=st.sampled_from([4, 8]),
-        speculate=st.sampled_from([0, 1, 3, 9]),
+        speculate=st.sampled_from([0, 0, 1, 3, 9]),
+        ahead=st.booleans(),
     )
     def start(
         self,
@@ -110,6 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         size: int,
         speculate: int,
+        ahead: bool,
     ) -> None:
         self.engine, self.executor = make_engine(
             num_blocks=blocks if size == 4 else 7,
@@ -120,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
             late=late,
             caching=caching,
             speculate=speculate,
+            ahead=ahead,
         )
         self.said = Collected(self.engine)
 

@@ -34,8 +34,16 @@ def test_a_step_is_over_when_every_rank_has_answered_and_the_oldest_comes_first(
         books.collect(0.01)
     books.done(0, result(10, token=5, seconds=2.0))
     merged = books.collect(1.0)
-    assert merged == StepResult(10, (Sampled(1, 0, 5),), 4.0, 2.0, 200, 1.0)
+    assert merged == StepResult(10, (Sampled(1, 0, 5),), 4.0, 2.0, 200, 1.0, (2.0, 4.0))
     assert books.collect(1.0).sampled[0].token == 9
+
+
+def test_a_stage_took_as_long_as_its_slowest_rank() -> None:
+    books = InFlight(ranks=4, limit=1, tp=2)
+    books.submit(1)
+    for rank, seconds in enumerate((1.0, 3.0, 2.0, 0.5)):
+        books.done(rank, result(1, seconds=seconds))
+    assert books.collect(1.0).stage_s == (3.0, 2.0)
 
 
 def test_no_more_steps_than_the_limit_and_none_twice() -> None:
