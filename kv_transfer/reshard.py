@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ekiden.cache.layout import DTYPE_BYTES, KvLayout, RankLayout
+from ekiden.cache.layout import KvLayout, RankLayout
 from ekiden.core.errors import SetupError
 
 MESSAGE_BYTES = 4 << 20
@@ -43,8 +43,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     def token_bytes(self, layout: KvLayout) -> int:
         """Bytes of one position of this pair."""
-        elements = (self.head_stop - self.head_start) * (self.layer_stop - self.layer_start)
-        return elements * 2 * layout.head_dim * DTYPE_BYTES[layout.dtype]
+        rows = (self.head_stop - self.head_start) * (self.layer_stop - self.layer_start) * 2
+        return rows * layout.row_bytes
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True):
@@ -155,7 +155,7 @@ def runs(start: int, end: int, unit: int) -> Iterator[Run]:
     """Positions [start, end) as a partial unit, whole units, a partial unit; empty parts left out.
 
     This is the canonical order of a message: each run is ``[count, heads, layers, 2, tokens,
-    head_dim]``, one run after the other.
+    row]``, one run after the other.
     """
     first = min(-(-start // unit) * unit, end)
     last = max(end // unit * unit, first)

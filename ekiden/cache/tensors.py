@@ -1,7 +1,8 @@
 """The cache of one rank as a torch tensor, and the few things done to it.
 
-Shapes: ``cache [blocks, kv_heads, layers, 2, block_size, head_dim]`` as ``layout.py`` says;
-T tokens, K local KV heads, D head dim, B block size. ``layer`` counts from the rank's first.
+Shapes: ``cache [blocks, kv_heads, layers, 2, block_size, row]`` as ``layout.py`` says; T tokens,
+K local KV heads, D head dim, B block size. ``layer`` counts from the rank's first. The dtype of a
+cache says whether its rows are quantised: int8 and float8_e4m3fn are (``scaled.py``).
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor
 
 from ekiden.cache.layout import KvLayout
+from ekiden.cache.scaled import LARGEST, pack_rows, unpack_rows
 
 TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+"""Of weights and activations."""
+KV_TORCH_DTYPES = {**TORCH_DTYPES, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
 
 
 def allocate_cache(
@@ -25,26 +29,45 @@ def allocate_cache(
 ) -> Tensor:
     """A zeroed, contiguous cache for ``rank``, ``num_blocks * layout.block_bytes(rank)`` bytes."""
     shape = (num_blocks, *layout.block_shape(rank))
-    return torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=device)
+    return torch.zeros(shape, dtype=KV_TORCH_DTYPES[layout.dtype], device=device)
 
 
 def write_kv(cache: Tensor, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
     """Put one layer's keys and values of T tokens into their slots, none of them negative.
 
-    A slot is block * block_size + offset, int64.
+    A slot is block * block_size + offset, int64. Numbers become what the cache can hold.
     """
     block_size = cache.shape[4]
     blocks_T, offsets_T = slots_T // block_size, slots_T % block_size
-    cache[blocks_T, :, layer, 0, offsets_T] = k_TKD
-    cache[blocks_T, :, layer, 1, offsets_T] = v_TKD
+    rows, scaled = as_stored(cache), cache.dtype in LARGEST
+    for part, x_TKD in enumerate((k_TKD, v_TKD)):
+        stored = pack_rows(x_TKD, cache.dtype) if scaled else x_TKD.to(cache.dtype)
+        rows[blocks_T, :, layer, part, offsets_T] = stored
 
 
-def read_kv(cache: Tensor, layer: int, blocks: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
-    """The keys and values of positions [0, length) of a block table, each [length, K, D]."""
+def read_kv(
+    cache: Tensor, layer: int, blocks: Sequence[int], length: int, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of positions [0, length) of a block table, each [length, K, D].
+
+    In ``dtype``; None: as they are kept, a quantised cache's in float32.
+    """
     table = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
-    kv = cache[:, :, layer].index_select(0, table)
-    k_TKD, v_TKD = kv.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :length]
+    kv = as_stored(cache)[:, :, layer].index_select(0, table)
+    rows_2TK = kv.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :length]
+    default = torch.float32 if cache.dtype in LARGEST else cache.dtype
+    k_TKD, v_TKD = as_numbers(rows_2TK, cache.dtype, dtype or default)
     return k_TKD, v_TKD
+
+
+def as_stored(cache: Tensor) -> Tensor:
+    """The same memory as elements that may be copied about: bytes where rows are quantised."""
+    return cache.view(torch.uint8) if cache.dtype in LARGEST else cache
+
+
+def as_numbers(rows: Tensor, kind: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """Rows taken from ``as_stored`` of a cache of ``kind``, [..., row], as [..., D] ``dtype``."""
+    return unpack_rows(rows, kind, dtype) if kind in LARGEST else rows.to(dtype)
 
 
 def copy_blocks(cache: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
@@ -52,4 +75,5 @@ def copy_blocks(cache: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     if not pairs:
         return
     sources, targets = torch.tensor(pairs, dtype=torch.int64, device=cache.device).unbind(1)
-    cache.index_copy_(0, targets, cache.index_select(0, sources))
+    stored = as_stored(cache)
+    stored.index_copy_(0, targets, stored.index_select(0, sources))

@@ -15,7 +15,12 @@ from typing import Any
 import msgspec
 
 from ekiden.core import env
-from ekiden.core.config import EngineConfig, SpeculativeConfig
+from ekiden.core.config import (
+    KV_CACHE_DTYPES,
+    QUANTIZATIONS,
+    EngineConfig,
+    SpeculativeConfig,
+)
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 MAX_PORT = (1 << 16) - 1
@@ -113,6 +118,22 @@ ENGINE_OPTIONS = (
         metavar="DTYPE",
         choices=("auto", "float32", "bfloat16", "float16"),
         help="of weights, activations and KV; auto: what the model's config says",
+    ),
+    Option(
+        flags=("-q", "--quantization"),
+        field="quantization",
+        metavar="METHOD",
+        choices=QUANTIZATIONS,
+        help="int8, int4 or fp8: quantise the weights while they are loaded; a checkpoint's own "
+        "method: refuse any other; auto: take the checkpoint as it is",
+    ),
+    Option(
+        flags=("--kv-cache-dtype",),
+        field="kv_cache_dtype",
+        metavar="DTYPE",
+        choices=KV_CACHE_DTYPES,
+        help="of the KV cache; int8 and fp8 (e4m3) keep a scale for each token and head; "
+        "auto: that of --dtype",
     ),
     Option(
         flags=("--max-model-len",),

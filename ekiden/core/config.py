@@ -9,6 +9,9 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.core.hashes import GRANULE
 
+QUANTIZATIONS = ("auto", "int8", "int4", "fp8", "gptq", "awq", "compressed-tensors")
+"""The last three, as vLLM names them, only check that the checkpoint is of that method."""
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 MAX_SPECULATIVE_TOKENS = 64
 MAX_PROMPT_LOOKUP = 64
 
@@ -56,7 +59,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: Path
     model_name: str
     dtype: str = "auto"
-    """``auto`` takes config.json's; else float32, bfloat16 or float16. KV has the same."""
+    """Of weights and activations: float32, bfloat16 or float16; ``auto`` takes config.json's."""
+    quantization: str = "auto"
+    """``auto`` takes the checkpoint as it is; int8, int4 and fp8 quantise it while it is loaded."""
+    kv_cache_dtype: str = "auto"
+    """``auto`` takes ``dtype``; int8 and fp8 keep a scale with every row of a head."""
     device: str = "cpu"
     kernels: str = "auto"
     """``auto`` takes the fastest that the device and the machine can run; else its name."""
@@ -95,6 +102,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise SetupError(
                 f"--dtype {self.dtype} is unknown: choose auto, float32, bfloat16 or float16"
             )
+        for option, value, choices in (
+            ("--quantization", self.quantization, QUANTIZATIONS),
+            ("--kv-cache-dtype", self.kv_cache_dtype, KV_CACHE_DTYPES),
+        ):
+            if value not in choices:
+                raise SetupError(f"{option} {value} is unknown: choose {', '.join(choices)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SetupError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ekiden.cache.layout import KvLayout, RankLayout
+from ekiden.cache.layout import SCALE_BYTES, KvLayout, RankLayout, is_scaled
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import SetupError
 from ekiden.models.config import ModelConfig
@@ -13,11 +13,12 @@ def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
     """The layout of the replica that ``config`` asks for, ranks in order pp_rank * tp + tp_rank.
 
     Raises:
-        SetupError: more TP ranks than query heads, or more stages than layers.
+        SetupError: more TP ranks than query heads, more stages than layers, or heads that a
+            quantised cache cannot hold.
     """
     tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
     return KvLayout(
-        dtype=model.resolve_dtype(config),
+        dtype=kv_dtype(model, config),
         block_size=config.block_size,
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
@@ -37,6 +38,25 @@ def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
             for tp_rank, share in enumerate(head_split(model.num_heads, model.num_kv_heads, tp))
         ),
     )
+
+
+def kv_dtype(model: ModelConfig, config: EngineConfig) -> str:
+    """The dtype of KV, a key of ``KV_BYTES``: ``--kv-cache-dtype``, or that of activations.
+
+    Raises:
+        SetupError: a head of a quantised cache is no whole number of float32s long, so the scale
+            behind it would be out of place.
+    """
+    wanted = config.kv_cache_dtype
+    if wanted == "auto":
+        return model.resolve_dtype(config)
+    dtype = "fp8_e4m3" if wanted == "fp8" else wanted
+    if is_scaled(dtype) and model.head_dim % SCALE_BYTES:
+        raise SetupError(
+            f"--kv-cache-dtype {wanted} needs heads of a multiple of {SCALE_BYTES} numbers, and "
+            f"the model's have {model.head_dim}: choose auto, float32, bfloat16 or float16"
+        )
+    return dtype
 
 
 def layer_split(model: ModelConfig, pp: int) -> list[tuple[int, int]]:

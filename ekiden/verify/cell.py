@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import grpc
 import msgspec
 
-from ekiden.cache.layout import DTYPE_BYTES, KvLayout
+from ekiden.cache.layout import KvLayout
 from ekiden.core.types import Completion, PrefillCandidate, Request
 from ekiden.rpc import decode_pb2, decode_pb2_grpc, replica_pb2, replica_pb2_grpc
 from ekiden.rpc.channel import open_channel
@@ -179,8 +179,7 @@ class _Cell:
             prompt
             * sum(r.num_heads * r.num_layers for r in self._decode.layout.ranks)
             * 2
-            * self._decode.layout.head_dim
-            * DTYPE_BYTES[self._decode.layout.dtype]
+            * self._decode.layout.row_bytes
         )
         if completion.transfer.bytes != expected:
             raise CellFailed(

@@ -13,7 +13,13 @@ from ekiden.cache.layout import KvLayout
 TIE = 1e-4
 """Two best logits closer than this are a tie: either token is right in fp32."""
 
-_BITS = {"float32": np.uint32, "bfloat16": np.uint16, "float16": np.uint16}
+_BITS = {
+    "float32": np.uint32,
+    "bfloat16": np.uint16,
+    "float16": np.uint16,
+    "int8": np.uint8,
+    "fp8_e4m3": np.uint8,
+}
 
 Bits = npt.NDArray[np.unsignedinteger[npt.NBitBase]]
 
@@ -62,21 +68,21 @@ class KvDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rank_bits(layout: KvLayout, rank: int, blocks: Sequence[bytes]) -> Bits:
-    """One rank's blocks as bit patterns ``[layers, kv_heads, tokens, 2, head_dim]``."""
-    heads, layers, two, size, dim = layout.block_shape(rank)
+    """One rank's blocks as bit patterns ``[layers, kv_heads, tokens, 2, row]``."""
+    heads, layers, two, size, row = layout.block_shape(rank)
     bits = np.frombuffer(b"".join(blocks), dtype=_BITS[layout.dtype])
-    shaped = bits.reshape(len(blocks), heads, layers, two, size, dim)
+    shaped = bits.reshape(len(blocks), heads, layers, two, size, row)
     ordered: Bits = shaped.transpose(2, 1, 0, 4, 3, 5).reshape(
-        layers, heads, len(blocks) * size, two, dim
+        layers, heads, len(blocks) * size, two, row
     )
     return ordered
 
 
 def whole_cache(layout: KvLayout, ranks: Mapping[int, Bits]) -> Bits:
-    """All ranks' shares put together, ``[num_layers, num_kv_heads, tokens, 2, head_dim]``."""
+    """All ranks' shares put together, ``[num_layers, num_kv_heads, tokens, 2, row]``."""
     tokens = min(bits.shape[2] for bits in ranks.values())
     whole = np.zeros(
-        (layout.num_layers, layout.num_kv_heads, tokens, 2, layout.head_dim),
+        (layout.num_layers, layout.num_kv_heads, tokens, 2, layout.row_width),
         dtype=_BITS[layout.dtype],
     )
     for rank, bits in ranks.items():

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ekiden.cache.tensors import write_kv
+from ekiden.cache.tensors import as_numbers, as_stored, write_kv
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.grouping import AttentionGroup
 from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Linear
@@ -117,7 +117,7 @@ class TorchLinear:
 def _attend(
     q_RND: Tensor, cache: Tensor, layer: int, group: AttentionGroup, kind: AttentionKind
 ) -> Tensor:
-    k_KGLD, v_KGLD = _gather(cache, layer, group)
+    k_KGLD, v_KGLD = _gather(cache, layer, group, q_RND.dtype)
     kv_heads, sequences, _, head_dim = k_KGLD.shape
     attend = _softmax_attention if not kind.soft_cap else _capped_attention
     if group.query_len > 1:
@@ -154,20 +154,23 @@ def _capped_attention(
     return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
-def _gather(cache: Tensor, layer: int, group: AttentionGroup) -> tuple[Tensor, Tensor]:
-    """This layer's keys and values of the group, each [K, G, L, D].
+def _gather(
+    cache: Tensor, layer: int, group: AttentionGroup, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """This layer's keys and values of the group in ``dtype``, each [K, G, L, D].
 
     The cache is seen as rows of one head's block, so one ``index_select`` copies whole rows
     and leaves heads outermost, as attention wants them.
     """
-    _, kv_heads, layers, _, block_size, head_dim = cache.shape
+    _, kv_heads, layers, _, block_size, row = cache.shape
     sequences, width = group.table_GM.shape
     heads_K = torch.arange(kv_heads, device=cache.device)
     kinds_2 = torch.arange(2, device=cache.device)
     rows_2K1 = (heads_K * layers + layer)[None, :, None] * 2 + kinds_2[:, None, None]
     rows_2KM = rows_2K1 + group.table_GM.flatten() * (kv_heads * layers * 2)
-    kv = cache.view(-1, block_size * head_dim).index_select(0, rows_2KM.flatten())
-    kv = kv.view(2, kv_heads, sequences, width * block_size, head_dim)[:, :, :, : group.length]
+    kv = as_stored(cache).view(-1, block_size * row).index_select(0, rows_2KM.flatten())
+    kv = kv.view(2, kv_heads, sequences, width * block_size, row)[:, :, :, : group.length]
     if group.beyond_GL is not None:
         kv.masked_fill_(group.beyond_GL[:, :, None], 0)
-    return kv[0], kv[1]
+    k_KGLD, v_KGLD = as_numbers(kv, cache.dtype, dtype)
+    return k_KGLD, v_KGLD
