@@ -8,6 +8,7 @@ from typing import Any
 
 from ekiden.core.config import EngineConfig
 from ekiden.engine.executor import Executor
+from ekiden.engine.history import TokenCounts
 from ekiden.engine.plan import Chunk, SampleSpec, StepPlan
 
 BLOCK = 16
@@ -47,7 +48,9 @@ def tiny_config(path: Path, *, tp: int = 1, pp: int = 1, **fields: Any) -> Engin
     )
 
 
-def greedy(**fields: Any) -> SampleSpec:
+def greedy(*, prompt: Sequence[int] = (), output: Sequence[int] = (), **fields: Any) -> SampleSpec:
+    """A spec without any rule but those in ``fields``; ``prompt`` and ``output`` as penalised."""
+    seen, seen_counts = TokenCounts(prompt, output).snapshot()
     values: dict[str, Any] = {
         "choice": 0,
         "seed": 1,
@@ -61,8 +64,8 @@ def greedy(**fields: Any) -> SampleSpec:
         "repetition_penalty": 1.0,
         "logit_bias": {},
         "banned": (),
-        "prompt": (),
-        "output": (),
+        "seen": seen,
+        "seen_counts": seen_counts,
         "logprobs": None,
     }
     return SampleSpec(**(values | fields))

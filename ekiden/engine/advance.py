@@ -24,6 +24,7 @@ from typing import Protocol
 import msgspec
 
 from ekiden.core.types import FinishReason, SamplingParams, TokenLogprobs
+from ekiden.engine.history import TokenCounts
 
 
 class StopFound(Protocol):
@@ -67,6 +68,8 @@ class ChoiceState:
     ) -> None:
         """``max_output`` is ``max_tokens``, or less where the model's length allows no more."""
         self.output: list[int] = []
+        self.counts: TokenCounts | None = None
+        """Of the output, for penalties; whoever needs them starts them."""
         self.finish: FinishReason | None = None
         self.max_output = max_output
         self.min_tokens = sampling.min_tokens
@@ -97,6 +100,8 @@ def advance(state: ChoiceState, token: int, logprobs: TokenLogprobs | None = Non
     if state.finish is not None:
         raise ValueError(f"the choice ended ({state.finish}) before token {token}")
     state.output.append(token)
+    if state.counts is not None:
+        state.counts.add(token)
     state.finish, reason = _verdict(state, token)
     return Advance(token=token, logprobs=logprobs, finish=state.finish, stop_reason=reason)
 

@@ -10,6 +10,7 @@ from ekiden.core.errors import BadRequest, ReplicaFailed
 from ekiden.core.ids import choice_seed
 from ekiden.core.types import Delta, Request, TokenLogprobs
 from ekiden.engine.advance import ChoiceState, advance
+from ekiden.engine.history import TokenCounts, penalises
 from ekiden.engine.plan import SampleSpec
 from ekiden.engine.scheduling.sequence import Sequence
 
@@ -120,19 +121,19 @@ class Job:
         or with a draft of the one choice the next ones, each as if the draft's tokens before it
         had come."""
         if not draft:
-            return tuple(self.spec(choice, unknown) for choice in choices)
+            return tuple(self.spec(choice, unknown=len(unknown)) for choice in choices)
         (choice,) = choices
         return tuple(self.spec(choice, tuple(draft[:i])) for i in range(len(draft) + 1))
 
-    def spec(self, choice: int, ahead: tuple[int, ...] = ()) -> SampleSpec:
-        """How the token of ``choice`` that follows its output and ``ahead`` is to be sampled."""
+    def spec(self, choice: int, ahead: tuple[int, ...] = (), unknown: int = 0) -> SampleSpec:
+        """How the token of ``choice`` that follows its output and ``ahead`` is to be sampled, or
+        ``unknown`` tokens later; those the rank adds to what is penalised."""
         sampling, state = self.request.sampling, self.states[choice]
-        repeats = sampling.repetition_penalty != 1.0
-        penalised = repeats or sampling.presence_penalty or sampling.frequency_penalty
+        seen, seen_counts = self._seen(state, ahead)
         return SampleSpec(
             choice=choice,
             seed=choice_seed(sampling.seed, choice),
-            position=len(state.output) + len(ahead),
+            position=len(state.output) + len(ahead) + unknown,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -141,11 +142,20 @@ class Job:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=sampling.logit_bias,
-            banned=state.banned(len(ahead)),
-            prompt=self.request.prompt if repeats else (),
-            output=(*state.output, *ahead) if penalised else (),
+            banned=state.banned(len(ahead) + unknown),
+            seen=seen,
+            seen_counts=seen_counts,
             logprobs=sampling.logprobs,
         )
+
+    def _seen(self, state: ChoiceState, ahead: tuple[int, ...]) -> tuple[bytes, bytes]:
+        sampling = self.request.sampling
+        if not penalises(sampling):
+            return b"", b""
+        repeats = sampling.repetition_penalty != 1.0
+        if state.counts is None:
+            state.counts = TokenCounts(self.request.prompt if repeats else (), state.output)
+        return state.counts.snapshot(ahead)
 
 
 def check_hand_off(job: Job, deltas: Items[Delta], vocab_size: int) -> None:

@@ -33,10 +33,11 @@ class SampleSpec(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: dict[int, float]
     banned: tuple[int, ...]
     """Tokens that may not be chosen at this position (EOS and stop ids before min_tokens)."""
-    prompt: tuple[int, ...]
-    """The prompt, sent only when repetition_penalty needs it."""
-    output: tuple[int, ...]
-    """The output so far, sent only when a penalty needs it."""
+    seen: bytes
+    """Distinct tokens that a penalty is for, as u32; empty without penalties. Those of the output,
+    with ``repetition_penalty`` those of the prompt too (``ekiden.engine.history``)."""
+    seen_counts: bytes
+    """How often each of ``seen`` is in the output, as u32."""
     logprobs: int | None
 
 
@@ -58,7 +59,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     one choice, and ``samples`` are for the last ``proposed`` + 1 positions, in order."""
     after: int = 0
     """0, or the step that samples this chunk's one token, which was in flight when this one was
-    planned. UNKNOWN stands in its place, and at the end of ``output`` in ``samples``."""
+    planned. UNKNOWN stands in its place, and ``seen`` of ``samples`` lacks it."""
 
     @property
     def logit_rows(self) -> int:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_reference import seen_of, slow_sample
 from tiny_llama import greedy
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.core.ids import mix64
 from ekiden.engine.draw import BLOCK, gumbel, race
 from ekiden.engine.plan import SampleSpec
-from ekiden.engine.sampler import ranked, sample
+from ekiden.engine.ranking import ranked
+from ekiden.engine.sampler import sample
 
 torch.set_num_threads(1)
 WIDE = 5000
@@ -42,10 +44,9 @@ def normal(rows: int, size: int, seed: int = 0) -> torch.Tensor:
 def reference(logits: torch.Tensor, s: SampleSpec) -> int:
     """The rules again, token by token, in plain Python doubles."""
     x = [float(v) for v in logits]
-    for t in {*s.prompt, *s.output}:
+    for t, times in seen_of(s).items():
         x[t] = x[t] / s.repetition_penalty if x[t] > 0 else x[t] * s.repetition_penalty
-    for t, times in Counter(s.output).items():
-        x[t] -= s.frequency_penalty * times + s.presence_penalty
+        x[t] -= (s.frequency_penalty * times + s.presence_penalty) * (times > 0)
     for t, bias in s.logit_bias.items():
         x[t] += bias
     for t in s.banned:
@@ -106,6 +107,20 @@ specs = st.builds(
 def test_agrees_with_the_slow_reference(spec: SampleSpec, size: int, seed: int) -> None:
     logits = normal(1, size, seed)
     assert sample(logits, [spec], [0])[0].token == reference(logits[0], spec)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    batch=st.lists(specs, min_size=1, max_size=20),
+    size=st.sampled_from([20, 700, 20_011]),
+    scale=st.sampled_from([0.02, 0.5, 1.0, 3.0]),
+)
+def test_a_batch_equals_the_scalar_sampler_to_the_bit(
+    batch: list[SampleSpec], size: int, scale: float
+) -> None:
+    logits = normal(len(batch), size) * scale
+    expected = [slow_sample(row, s) for row, s in zip(logits, batch, strict=True)]
+    assert [c.token for c in sample(logits, batch, range(len(batch)))] == expected
 
 
 @settings(deadline=None, max_examples=60)
