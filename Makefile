@@ -12,7 +12,7 @@ help:
 	@echo "make up            a deployment on this machine, until Ctrl-C (ARGS=... for ekiden up)"
 	@echo "make test          the quick test suite"
 	@echo "make test-full     all of it, the slow tests too"
-	@echo "make check         lint, format, types, import rules, stubs, frozen command line"
+	@echo "make check         lint, format, types, import rules, stubs, CUDA kernels compiled, command line"
 	@echo "make proto         generate the gRPC stubs"
 	@echo "make bench         times of the whole stack on this machine (ARGS=... for ekiden up)"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
@@ -42,6 +42,7 @@ check: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/proto.py --check
+	$(BIN)/python scripts/aot_triton.py
 	$(BIN)/pytest -q tests/unit/cli/test_frozen.py
 
 proto: install-dev

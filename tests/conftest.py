@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import interpreter  # noqa: F401  (before anything that imports triton)
 import pytest
 import redis
 from ports import free_port

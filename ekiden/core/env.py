@@ -56,3 +56,8 @@ def quiet_grpc_forks() -> None:
 def quiet_ucx() -> None:
     """UCXX sets an option that UCX without a GPU then warns about; keep that off the screen."""
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+
+
+def let_triton_fuse() -> None:
+    """Triton asks to be told whether a product and a sum may become one operation: they may."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
