@@ -14,6 +14,7 @@ from ekiden.layers.linear import ColumnLinear, RowLinear
 from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops
 from ekiden.layers.rope import Rotation
 from ekiden.layers.site import Site
+from ekiden.layers.width_norm import WidthNorm
 from ekiden.parallel.split import HeadShare, head_split
 
 
@@ -27,9 +28,10 @@ class AttentionSpec:
     head_dim: int
     qkv_bias: bool
     o_bias: bool
-    qk_norm_eps: float | None
-    """Normalise every head of q and k (Qwen3); None where the model does not."""
-    qk_norm_offset: float = 0.0
+    qk_norm: str
+    """Normalise q and k before they are rotated: each ``head``, or the ``whole`` width; or not."""
+    norm_eps: float
+    norm_offset: float
     """Added to the stored weights of those norms."""
     kind: AttentionKind
 
@@ -43,6 +45,7 @@ class Attention:
     qkv: ColumnLinear
     out: RowLinear
     ops: Ops
+    width_norm: WidthNorm | None
 
     @classmethod
     def load(cls, site: Site, prefix: str, spec: AttentionSpec, *, layer: int) -> Attention:
@@ -65,6 +68,7 @@ class Attention:
                 bias=spec.o_bias,
             ),
             ops=site.ops,
+            width_norm=_width_norm(site, prefix, spec, share) if spec.qk_norm == "whole" else None,
         )
 
     def __call__(
@@ -72,6 +76,8 @@ class Attention:
     ) -> Tensor:
         """[T, C] to [T, C]; writes this step's keys and values into ``cache``."""
         qkv_TE = self.qkv(hidden_TC)
+        if self.width_norm is not None:
+            qkv_TE = self.width_norm(qkv_TE)
         q_TND = self.ops.rotate_and_store(qkv_TE, self.shape, rotation, cache, batch)
         attended_TND = self.ops.attend(q_TND, cache, self.shape.layer, batch, self.kind)
         return self.out(attended_TND.flatten(1))
@@ -90,10 +96,32 @@ def _qkv(site: Site, prefix: str, spec: AttentionSpec, share: HeadShare) -> Colu
 
 
 def _norm(site: Site, prefix: str, spec: AttentionSpec) -> HeadNorm | None:
-    if spec.qk_norm_eps is None:
+    if spec.qk_norm != "head":
         return None
     q_D, k_D = (
-        site.source.take(f"{prefix}.{name}.weight", (spec.head_dim,)).float() + spec.qk_norm_offset
+        site.source.take(f"{prefix}.{name}.weight", (spec.head_dim,)).float() + spec.norm_offset
         for name in ("q_norm", "k_norm")
     )
-    return HeadNorm(q_D, k_D, spec.qk_norm_eps)
+    return HeadNorm(q_D, k_D, spec.norm_eps)
+
+
+def _width_norm(site: Site, prefix: str, spec: AttentionSpec, share: HeadShare) -> WidthNorm:
+    dim = spec.head_dim
+    parts = [
+        ("q_norm", spec.num_heads, share.q_start, share.q_stop),
+        ("k_norm", spec.num_kv_heads, share.kv_start, share.kv_stop),
+    ]
+    weights = [
+        site.source.take(f"{prefix}.{name}.weight", (heads * dim,), rows=(first * dim, last * dim))
+        for name, heads, first, last in parts
+    ]
+    holders = head_split(spec.num_heads, spec.num_kv_heads, site.tp.size)
+    return WidthNorm(
+        weights[0].float(),
+        weights[1].float(),
+        widths=(spec.num_heads * dim, spec.num_kv_heads * dim),
+        counts_k=holders.index(next(h for h in holders if h.kv_start == share.kv_start))
+        == site.tp.rank,
+        eps=spec.norm_eps,
+        site=site,
+    )

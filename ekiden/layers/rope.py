@@ -95,3 +95,8 @@ def yarn_frequencies(
 def yarn_scale(factor: float) -> float:
     """What YaRN multiplies cos and sin by, so that attention stays as sharp as it was."""
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def longrope_scale(factor: float, original: int) -> float:
+    """What LongRoPE (arXiv:2402.13753) multiplies cos and sin by."""
+    return math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0

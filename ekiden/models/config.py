@@ -1,7 +1,7 @@
 """What a checkpoint's ``config.json`` says, read once and checked. No torch.
 
-One struct serves every family: what differs between families is a field (bias, qk-norm,
-windows), so that the model code has no branch on a model's name.
+One struct serves every family: what differs between families is a field (``families.py``), so that
+the model code has no branch on a model's name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import msgspec
 from ekiden.cache.layout import DTYPE_BYTES
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import SetupError
+from ekiden.models.families import DEFAULTS, family_parts
+from ekiden.models.fields import Fields, read_json
 from ekiden.models.registry import MODELS
-from ekiden.models.rope_config import RopeConfig, parse_rope
+from ekiden.models.rope_config import RopeConfig, parse_ropes
 from ekiden.models.vocabulary import known_tokens
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer of the Llama family, as its checkpoint describes it."""
+    """A dense decoder-only transformer, as its checkpoint describes it."""
 
     model_type: str
     vocab_size: int
@@ -38,15 +40,28 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int
     """Longest sequence in tokens, RoPE scaling taken into account."""
     tie_word_embeddings: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     windows: tuple[int, ...]
     """For each layer, how many last positions a token sees (itself included); 0 means all."""
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: str = ""
+    """Norm of q and k before they are rotated: ``head`` by head, over the ``whole`` width, none."""
+    activation: str = "silu"
+    """Of the gated MLP; or ``gelu_tanh``."""
+    norm_offset: float = 0.0
+    """What the stored weights of norms lack."""
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    """Of scores; 0 for head_dim ** -0.5."""
+    attention_soft_cap: float = 0.0
+    """0 for none, as ``final_soft_cap``, which is of the logits."""
+    final_soft_cap: float = 0.0
+    local_rope: RopeConfig | None = None
+    """Of the layers with a window, where it is not that of the others."""
 
     @classmethod
     def from_dir(cls, path: Path) -> ModelConfig:
@@ -57,9 +72,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 message names the file, the field, its value and the valid choices.
         """
         file = path / "config.json"
-        fields = _Fields(_read_json(file), file)
+        values = read_json(file)
+        fields = Fields(values, file, DEFAULTS.get(str(values.get("model_type"))))
         _refuse_unsupported(fields)
-        return cls(**_geometry(fields), **_flags(fields), **_tokens(fields, path))
+        common = {**_geometry(fields), **_precision(fields), **_tokens(fields, path)}
+        return cls(**{**common, **family_parts(fields)})
 
     def resolve_dtype(self, config: EngineConfig) -> str:
         """The dtype of weights, activations and KV: ``--dtype``, or the checkpoint's."""
@@ -80,43 +97,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return config.max_model_len or self.max_position_embeddings
 
 
-class _Fields:
-    """A JSON object that knows its file, for errors that name both."""
-
-    def __init__(self, values: dict[str, Any], file: Path) -> None:
-        self.values = values
-        self.file = file
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.values.get(name, default)
-
-    def positive(self, name: str, default: int | None = None) -> int:
-        """A whole number above zero; a missing or null field takes ``default``."""
-        value = self.values.get(name)
-        if value is None:
-            value = default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SetupError(f"{self.file}: {name} is {value!r}: it must be a whole number above 0")
-        return value
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        raise SetupError(f"{file} does not exist: is this a model directory?") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise SetupError(f"{file} cannot be read: {error}") from None
-
-
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     model_type, supported = fields.get("model_type"), ", ".join(sorted(MODELS))
     if model_type not in MODELS:
         raise SetupError(
             f"{fields.file}: model_type {model_type!r} is not supported: choose one of {supported}"
         )
-    if (act := fields.get("hidden_act", "silu")) != "silu":
-        raise SetupError(f"{fields.file}: hidden_act {act!r} is not supported: only silu is")
+    name = "hidden_activation" if model_type.startswith("gemma") else "hidden_act"
+    valid = "gelu_pytorch_tanh" if model_type.startswith("gemma") else "silu"
+    if (act := fields.get(name) or valid) != valid:
+        raise SetupError(f"{fields.file}: {name} {act!r} is not supported: only {valid} is")
     if fields.get("quantization_config"):
         raise SetupError(
             f"{fields.file}: quantization_config is set, and quantised checkpoints are not "
@@ -124,19 +114,15 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
 
 
-def _geometry(fields: _Fields) -> dict[str, Any]:
+def _geometry(fields: Fields) -> dict[str, Any]:
     family = fields.get("model_type")
     heads = fields.positive("num_attention_heads")
     hidden = fields.positive("hidden_size")
-    # Defaults for missing fields are those of transformers, which wrote the file.
-    kv_default = {"mistral": 8}.get(family, heads)
     head_dim = hidden // heads
-    if "head_dim" not in fields.values and family == "qwen3":
-        head_dim = 128
-    elif fields.get("head_dim"):
+    if fields.get("head_dim"):
         head_dim = fields.positive("head_dim")
     positions = fields.positive("max_position_embeddings")
-    rope = parse_rope(fields.values, positions, fields.file)
+    rope, local_rope = parse_ropes(fields.values, positions, fields.file)
     layers = fields.positive("num_hidden_layers")
     return {
         "model_type": family,
@@ -145,39 +131,17 @@ def _geometry(fields: _Fields) -> dict[str, Any]:
         "intermediate_size": fields.positive("intermediate_size"),
         "num_layers": layers,
         "num_heads": heads,
-        "num_kv_heads": fields.positive("num_key_value_heads", kv_default),
+        "num_kv_heads": fields.positive("num_key_value_heads", heads),
         "head_dim": head_dim,
         "rms_norm_eps": float(fields.get("rms_norm_eps", 1e-6)),
         "rope": rope,
+        "local_rope": local_rope,
         "max_position_embeddings": rope.reach(positions),
-        "windows": _windows(fields, family, layers),
+        "windows": (0,) * layers,
     }
 
 
-def _windows(fields: _Fields, family: str, layers: int) -> tuple[int, ...]:
-    """One window per layer. Mistral slides in every layer; Qwen from max_window_layers up."""
-    if family == "llama":
-        return (0,) * layers
-    window = fields.get("sliding_window", 4096)
-    if family == "mistral":
-        return (window or 0,) * layers
-    if not fields.get("use_sliding_window", False) or not window:
-        return (0,) * layers
-    first = fields.get("max_window_layers", 28)
-    kinds = fields.get("layer_types") or [
-        "sliding_attention" if i >= first else "full_attention" for i in range(layers)
-    ]
-    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise SetupError(
-            f"{fields.file}: layer_types must name {layers} layers, each full_attention or "
-            f"sliding_attention"
-        )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-
-
-def _flags(fields: _Fields) -> dict[str, Any]:
-    family = fields.get("model_type")
-    bias = family in ("llama", "qwen3") and bool(fields.get("attention_bias", False))
+def _precision(fields: Fields) -> dict[str, Any]:
     dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
     if dtype not in DTYPE_BYTES:
         raise SetupError(
@@ -185,18 +149,14 @@ def _flags(fields: _Fields) -> dict[str, Any]:
         )
     return {
         "tie_word_embeddings": bool(fields.get("tie_word_embeddings", False)),
-        "qkv_bias": bias or family == "qwen2",
-        "o_bias": bias,
-        "mlp_bias": family == "llama" and bool(fields.get("mlp_bias", False)),
-        "qk_norm": family == "qwen3",
         "dtype": dtype,
     }
 
 
-def _tokens(fields: _Fields, path: Path) -> dict[str, Any]:
+def _tokens(fields: Fields, path: Path) -> dict[str, Any]:
     """Special tokens as generation uses them: generation_config.json wins over config.json."""
     file = path / "generation_config.json"
-    generation = _read_json(file) if file.exists() else {}
+    generation = read_json(file) if file.exists() else {}
     eos = generation.get("eos_token_id")
     if eos is None:
         eos = fields.get("eos_token_id")

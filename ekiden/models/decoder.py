@@ -45,6 +45,8 @@ class DecoderLayer:
     attention: Attention
     mlp_norm: RMSNorm
     mlp: GatedMlp
+    rope: int
+    """Which of the step's rotations is this layer's."""
 
     def __call__(
         self,
@@ -55,7 +57,7 @@ class DecoderLayer:
         cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
         normed_TC, hidden_TC = self.attention_norm.add(hidden_TC, delta_TC)
-        attended_TC = self.attention(normed_TC, rotations[0], batch, cache)
+        attended_TC = self.attention(normed_TC, rotations[self.rope], batch, cache)
         normed_TC, hidden_TC = self.mlp_norm.add(hidden_TC, attended_TC)
         return hidden_TC, self.mlp(normed_TC)
 
@@ -76,8 +78,12 @@ class Decoder:
         embedding: VocabEmbedding | None,
         norm: RMSNorm | None,
         head: LmHead | None,
+        recordable: bool,
     ) -> None:
-        """``max_blocks`` is the longest block table of a sequence. Layers pick their rope."""
+        """``max_blocks`` is the longest block table of a sequence. Layers pick their rope.
+
+        ``recordable``: the layers call nothing but ``ops``.
+        """
         self.mesh = mesh
         self.dtype = dtype
         self.hidden_size = hidden_size
@@ -86,7 +92,7 @@ class Decoder:
         self.embedding = embedding
         self.norm = norm
         self.head = head
-        self._steps = Steps(ops, self._stage, max_blocks)
+        self._steps = Steps(ops, self._stage, max_blocks, recordable=recordable)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor | None:

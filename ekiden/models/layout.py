@@ -18,6 +18,7 @@ def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
     """
     tp, pp = config.tensor_parallel_size, config.pipeline_parallel_size
     return KvLayout(
+        kind=_kind(model, config),
         dtype=kv_dtype(model, config),
         block_size=config.block_size,
         num_layers=model.num_layers,
@@ -38,6 +39,12 @@ def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
             for tp_rank, share in enumerate(head_split(model.num_heads, model.num_kv_heads, tp))
         ),
     )
+
+
+def _kind(model: ModelConfig, config: EngineConfig) -> str:
+    """Keys turned by other frequencies are a kind of KV that no peer may take for its own."""
+    longest = model.resolve_max_model_len(config)
+    return "attention, long RoPE" if model.rope.is_long(longest) else "attention"
 
 
 def kv_dtype(model: ModelConfig, config: EngineConfig) -> str:

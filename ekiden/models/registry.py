@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from ekiden.parallel.mesh import Mesh
 
 MODELS = {
+    "gemma2": "ekiden.models.gemma",
+    "gemma3_text": "ekiden.models.gemma",
     "llama": "ekiden.models.llama",
     "mistral": "ekiden.models.llama",
+    "olmo2": "ekiden.models.olmo2",
+    "phi3": "ekiden.models.phi3",
     "qwen2": "ekiden.models.llama",
     "qwen3": "ekiden.models.llama",
 }
-"""A module has ``load_stage(model, mesh, site, dtype, max_blocks)`` and ``wanted_tensors``."""
+"""A module has ``load_stage(model, config, mesh, site, dtype)`` and ``wanted_tensors``."""
 
 
 class Model(Protocol):
@@ -76,8 +80,7 @@ def load_model(
     )
     ops = choose_ops(config.kernels, target, dtype)
     site = Site(source=source, tp=mesh.tp, ops=ops, device=target)
-    max_blocks = -(-model.resolve_max_model_len(config) // config.block_size)
-    loaded = family.load_stage(model, mesh, site, dtype, max_blocks)
+    loaded = family.load_stage(model, config, mesh, site, dtype)
     source.finish()
     return cast(Model, loaded)
 

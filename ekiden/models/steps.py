@@ -46,8 +46,12 @@ class Steps:
         ops: Ops,
         body: Callable[[StepInputs, Tensor], Outputs],
         max_blocks: int,
+        *,
+        recordable: bool = True,
     ) -> None:
+        """``max_blocks``: the longest block table. ``recordable``: ``body`` calls only ``ops``."""
         self._ops = ops
+        self._recordable = recordable
         self._body = body
         self._max_blocks = max_blocks
         self._recorded: dict[tuple[int, int], Recorded] = {}
@@ -55,7 +59,8 @@ class Steps:
     def run(self, inputs: StepInputs, cache: Tensor) -> Outputs:
         """``body(inputs, cache)``. Outputs hold until the next call."""
         rows = len(inputs.batch.tokens_T)
-        bucket = self._ops.bucket(rows) if inputs.batch.is_decode else 0
+        fits = self._recordable and inputs.batch.is_decode
+        bucket = self._ops.bucket(rows) if fits else 0
         if not bucket:
             return self._body(inputs, cache)
         recorded = self._recorded.get((bucket, cache.data_ptr()))

@@ -101,15 +101,15 @@ def test_head_dim_is_read_where_it_is_given(tmp_path: Path) -> None:
 
 
 def test_what_differs_between_families(tmp_path: Path) -> None:
-    def flags(**changes: Any) -> tuple[bool, bool, bool, bool]:
+    def flags(**changes: Any) -> tuple[bool, bool, bool, str]:
         m = read(tmp_path, **changes)
         return m.qkv_bias, m.o_bias, m.mlp_bias, m.qk_norm
 
-    assert flags() == (False, False, False, False)
-    assert flags(attention_bias=True, mlp_bias=True) == (True, True, True, False)
-    assert flags(model_type="mistral") == (False, False, False, False)
-    assert flags(model_type="qwen2") == (True, False, False, False)
-    assert flags(model_type="qwen3") == (False, False, False, True)
+    assert flags() == (False, False, False, "")
+    assert flags(attention_bias=True, mlp_bias=True) == (True, True, True, "")
+    assert flags(model_type="mistral") == (False, False, False, "")
+    assert flags(model_type="qwen2") == (True, False, False, "")
+    assert flags(model_type="qwen3") == (False, False, False, "head")
 
 
 def test_windows_follow_each_familys_rules(tmp_path: Path) -> None:
@@ -128,6 +128,13 @@ def test_windows_follow_each_familys_rules(tmp_path: Path) -> None:
     assert windows(**qwen, use_sliding_window=True, max_window_layers=4) == (0, 0, 0, 0)
     kinds = ["sliding_attention", "full_attention"] * 2
     assert windows(**qwen, use_sliding_window=True, layer_types=kinds) == (64, 0, 64, 0)
+    assert windows(model_type="gemma2", sliding_window=64) == (64, 0, 64, 0)
+    assert windows(model_type="gemma2") == (4096, 0, 4096, 0)
+    gemma3 = {"model_type": "gemma3_text", "sliding_window": 8}
+    assert windows(**gemma3, num_hidden_layers=7) == (8, 8, 8, 8, 8, 0, 8)
+    assert windows(**gemma3, layer_types=kinds) == (8, 0, 8, 0)
+    assert windows(model_type="phi3", sliding_window=64) == (64,) * 4
+    assert windows(model_type="phi3") == windows(model_type="olmo2") == (0,) * 4
 
 
 def test_the_end_tokens_are_those_of_generation_config(tmp_path: Path) -> None:
@@ -149,13 +156,20 @@ def test_dtype_auto_takes_the_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "gpt2"}, "'gpt2' is not supported: choose one of llama, mistral"),
+        (
+            {"model_type": "gpt2"},
+            "'gpt2' is not supported: choose one of gemma2, gemma3_text, llama",
+        ),
         ({"model_type": "absent"}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantised checkpoints are not supported"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic' is not supported"),
         ({"rope_scaling": {"type": "yarn"}}, "yarn RoPE scaling needs factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 8}}, "needs low_freq_factor"),
+        ({"rope_scaling": {"type": "su"}}, "longrope RoPE scaling needs short_factor, a list"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu"}, "only gelu_pytorch_tanh is"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "bidirectional"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_hidden_layers": "absent"}, "num_hidden_layers is None"),
         ({"vocab_size": "4"}, "vocab_size is '4': it must be a whole number"),
@@ -204,3 +218,44 @@ def test_configuration_never_imports_torch() -> None:
     code = "; ".join(f"import ekiden.models.{name}" for name in modules.split())
     code += "; import sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_gemmas_two_rotations_in_the_old_and_the_new_form(tmp_path: Path) -> None:
+    old = read(
+        tmp_path,
+        model_type="gemma3_text",
+        rope_theta=5e5,
+        rope_local_base_freq=300.0,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+    )
+    new = read(
+        tmp_path,
+        model_type="gemma3_text",
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    )
+    assert (old.rope, old.local_rope) == (new.rope, new.local_rope)
+    assert old.local_rope is not None
+    assert (old.rope.factor, old.rope.theta, old.local_rope.theta) == (8.0, 5e5, 300.0)
+    assert read(tmp_path, model_type="gemma2").local_rope is None
+
+
+def test_long_and_short_frequencies_are_two_kinds_of_kv(tmp_path: Path) -> None:
+    """One replica that serves the original length and one that serves more must not meet."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    model = read(
+        tmp_path,
+        model_type="phi3",
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_scaling=scaling,
+    )
+
+    def kind(max_model_len: int) -> str:
+        config = EngineConfig(model_dir=tmp_path, model_name="m", max_model_len=max_model_len)
+        return kv_layout(model, config).kind
+
+    assert kind(64) == "attention"
+    assert kind(65) == kind(0) == "attention, long RoPE"

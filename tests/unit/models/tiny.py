@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -51,6 +55,13 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA = {"head_dim": 16, "num_key_value_heads": 4, "query_pre_attn_scalar": 24}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama3": (LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
     "llama-biases": (LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
@@ -72,6 +83,55 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "qwen3": (Qwen3Config, {"head_dim": 16}),
     "qwen3-yarn": (Qwen3Config, {"head_dim": 16, "rope_parameters": YARN_ROPE}),
+    "gemma2": (Gemma2Config, {**GEMMA, "sliding_window": 7, "attn_logit_softcapping": 2.0}),
+    "gemma2-uncapped": (
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": (Gemma3TextConfig, {**GEMMA, "sliding_window": 7, "num_hidden_layers": 7}),
+    "gemma3-linear": (
+        Gemma3TextConfig,
+        {
+            **GEMMA,
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+        },
+    ),
+    "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 7}),
+    "phi4-mini": (
+        Phi3Config,
+        {
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "head_dim": 8,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
+    "phi3-long": (
+        Phi3Config,
+        {
+            "pad_token_id": 0,
+            "rope_parameters": {**LONG_ROPE, "original_max_position_embeddings": 4},
+            "original_max_position_embeddings": 4,
+        },
+    ),
+    "phi3-short": (
+        Phi3Config,
+        {
+            "pad_token_id": 0,
+            "rope_parameters": {
+                **LONG_ROPE,
+                "factor": 8.0,
+                "original_max_position_embeddings": 512,
+            },
+            "original_max_position_embeddings": 512,
+        },
+    ),
+    "olmo2": (Olmo2Config, {"pad_token_id": 0}),
     "linear": (
         LlamaConfig,
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1000.0}},
