@@ -45,6 +45,18 @@ class Metrics:
         self._replicas = Gauge(
             "ekiden_replicas", "Registered replicas.", ("role", "model"), registry=self._registry
         )
+        self._stage_idle = Gauge(
+            "ekiden_stage_idle_ratio",
+            "Share of the time with steps in flight in which a pipeline stage computed nothing.",
+            ("replica", "stage"),
+            registry=self._registry,
+        )
+        self._collective = Gauge(
+            "ekiden_collective_ratio",
+            "Share of a step that its slowest rank was in collectives and stage links.",
+            ("replica",),
+            registry=self._registry,
+        )
         self._stale = Gauge(
             "ekiden_registry_stale_seconds",
             "Seconds since Redis last answered; 0 while it does.",
@@ -85,7 +97,16 @@ class Metrics:
         tally = Tally((record.role, record.model) for record in fleet.replicas())
         for (role, model), count in tally.items():
             self._replicas.labels(role, model).set(count)
+        self._show_ranks(fleet)
         return generate_latest(self._registry)
+
+    def _show_ranks(self, fleet: Fleet) -> None:
+        self._stage_idle.clear()
+        self._collective.clear()
+        for record in fleet.replicas():
+            self._collective.labels(record.id).set(record.stats.collective_share)
+            for stage, share in enumerate(record.stats.stage_idle):
+                self._stage_idle.labels(record.id, str(stage)).set(share)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"ekiden_{name}", text, labels, registry=self._registry)

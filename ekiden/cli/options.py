@@ -228,13 +228,26 @@ def add_options(
         )
 
 
-def add_prefix_caching(group: Any) -> None:
-    group.add_argument(
-        "--no-enable-prefix-caching",
-        dest="enable_prefix_caching",
-        action="store_false",
-        help="never reuse the KV of an equal prefix",
-    )
+SWITCHES = {
+    "--no-enable-prefix-caching": "enable_prefix_caching",
+    "--no-async-scheduling": "async_scheduling",
+}
+"""Options without a value that turn a field of the engine off."""
+
+_SWITCHES_SAY = {
+    "enable_prefix_caching": "never reuse the KV of an equal prefix",
+    "async_scheduling": "plan each step only when the one before it has ended",
+}
+
+
+def add_switches(group: Any) -> None:
+    for flag, field in SWITCHES.items():
+        group.add_argument(flag, dest=field, action="store_false", help=_SWITCHES_SAY[field])
+
+
+def switched_off(args: argparse.Namespace) -> list[str]:
+    """The switches that were given, as a command line again."""
+    return [flag for flag, field in SWITCHES.items() if not getattr(args, field)]
 
 
 def add_redis(group: Any) -> None:
@@ -252,11 +265,11 @@ def redis_url(args: argparse.Namespace) -> str:
 
 def engine_config(args: argparse.Namespace, model_dir: Path, model_name: str) -> EngineConfig:
     """The checked engine configuration; raises SetupError for values that cannot go together."""
-    fields = {option.field: getattr(args, option.field) for option in ENGINE_OPTIONS}
+    names = (*(option.field for option in ENGINE_OPTIONS), *SWITCHES.values())
+    fields = {name: getattr(args, name) for name in names}
     return EngineConfig(
         model_dir=model_dir,
         model_name=model_name,
-        enable_prefix_caching=args.enable_prefix_caching,
         **fields,
     ).check()
 

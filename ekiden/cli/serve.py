@@ -13,8 +13,8 @@ from ekiden.cli.options import (
     LOCAL_PREFILL,
     SERVICE_OPTIONS,
     add_options,
-    add_prefix_caching,
     add_redis,
+    add_switches,
     default_of,
     engine_config,
     port_number,
@@ -68,7 +68,7 @@ def _add_worker(roles: Any, role: str, help_text: str) -> argparse.ArgumentParse
     add_model(parser)
     engine = parser.add_argument_group("engine")
     add_options(engine, ENGINE_OPTIONS, EngineConfig)
-    add_prefix_caching(engine)
+    add_switches(engine)
     service = parser.add_argument_group("service")
     _add_address(service, ServiceConfig)
     service.add_argument(

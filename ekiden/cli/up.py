@@ -31,14 +31,15 @@ from ekiden.cli.options import (
     LOCAL_PREFILL,
     SERVICE_OPTIONS,
     add_options,
-    add_prefix_caching,
     add_redis,
+    add_switches,
     as_argv,
     at_least,
     default_of,
     port_number,
     redis_url,
     seconds,
+    switched_off,
 )
 from ekiden.cli.serve import name_of
 from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
@@ -84,7 +85,7 @@ def add_parser(commands: Any) -> None:
     add_redis(gateway)
     engine = parser.add_argument_group("every worker")
     add_options(engine, _ENGINE, EngineConfig)
-    add_prefix_caching(engine)
+    add_switches(engine)
     add_options(engine, (*_SERVICE, *_DRAIN, LOCAL_PREFILL), ServiceConfig)
     _add_run(parser.add_argument_group("this run"))
     parser.set_defaults(run=_run)
@@ -128,7 +129,6 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
     fields = {option.field: getattr(args, option.field) for option in _ENGINE}
     EngineConfig(model_dir=model_dir, model_name="", **fields).check()
     args.threads_per_rank = args.threads_per_rank or threads_for(pools, usable_cores())
-    caching = () if args.enable_prefix_caching else ("--no-enable-prefix-caching",)
     return Deployment(
         model_dir=model_dir,
         model_name=name_of(args.model, args.served_model_name),
@@ -136,7 +136,7 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
         host=args.host,
         port=args.port,
         drain_grace_s=args.drain_grace_s,
-        options=(*as_argv((*_ENGINE, *_SERVICE), args), *caching),
+        options=(*as_argv((*_ENGINE, *_SERVICE), args), *switched_off(args)),
         decode_options=tuple(as_argv([LOCAL_PREFILL], args)),
     )
 

@@ -166,6 +166,11 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     """Measured decode step, exponentially averaged; 0 until the first step."""
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    stage_idle: tuple[float, ...] = ()
+    """For each pipeline stage, the share of the time with steps in flight in which it computed
+    nothing: the bubble, and what lies between steps. Of about the last 100 steps."""
+    collective_share: float = 0.0
+    """Share of a step that its slowest rank was in collectives and stage links, likewise."""
     spec_proposed_tokens: int = 0
     """Since the start: tokens that speculation had the model check, and how many were right."""
     spec_accepted_tokens: int = 0

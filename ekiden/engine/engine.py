@@ -334,7 +334,7 @@ class Engine:
         if not self._in_flight or self._in_flight[0].number != result.step:
             raise InvariantBroken(f"the executor answered step {result.step} out of turn")
         step = self._in_flight.popleft()
-        self._meters.step_ended(step.chunks, step.at, self._clock.now())
+        self._meters.step_ended(step.chunks, result, step.at, self._clock.now())
         sampled: dict[tuple[int, int], list[Sampled]] = {}
         for sample in result.sampled:
             sampled.setdefault((sample.sequence, sample.choice), []).append(sample)

@@ -6,11 +6,15 @@ from collections.abc import Sequence as Items
 
 from ekiden.cache.block_pool import BlockPool
 from ekiden.core.types import ReplicaStats
+from ekiden.engine.plan import StepResult
 from ekiden.engine.scheduling.queues import Queues
 from ekiden.engine.scheduling.scheduler import ScheduledChunk
 
 WEIGHT = 0.2
 """Share of the newest sample in an average."""
+
+KEPT = 0.99
+"""What a step still counts for, one step later, where sums are kept: about 100 steps in all."""
 
 
 class Average:
@@ -25,6 +29,25 @@ class Average:
         self._empty = False
 
 
+class Shares:
+    """Parts of a whole, both summed over the last steps; older ones count less and less."""
+
+    def __init__(self) -> None:
+        self._whole = 0.0
+        self._parts: tuple[float, ...] = ()
+
+    def add(self, whole: float, parts: tuple[float, ...]) -> None:
+        before = self._parts or (0.0,) * len(parts)
+        self._parts = tuple(KEPT * old + new for old, new in zip(before, parts, strict=True))
+        self._whole = KEPT * self._whole + whole
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Each part over the whole; empty until there is one."""
+        whole = self._whole
+        return tuple(part / whole for part in self._parts) if whole > 0 else ()
+
+
 class Meters:
     """Written by the engine's thread; each figure can be read from any other."""
 
@@ -33,6 +56,10 @@ class Meters:
         self.step_s = Average()
         self.ttft_s = Average()
         self.tpot_s = Average()
+        self.busy = Shares()
+        """Of the time with steps in flight: what each stage computed."""
+        self.collective = Shares()
+        """Of what the slowest rank of a step computed: what it was in collectives."""
         self.proposed_tokens = 0
         self.accepted_tokens = 0
         self._ended_at = 0.0
@@ -42,13 +69,17 @@ class Meters:
         self.proposed_tokens += proposed
         self.accepted_tokens += accepted
 
-    def step_ended(self, chunks: Items[ScheduledChunk], submitted_at: float, now: float) -> None:
+    def step_ended(
+        self, chunks: Items[ScheduledChunk], result: StepResult, submitted_at: float, now: float
+    ) -> None:
         """A step of ``chunks`` ended ``now``.
 
         With several steps in flight it took the time since the one before it ended.
         """
         seconds = now - max(submitted_at, self._ended_at)
         self._ended_at = now
+        self.busy.add(seconds, result.stage_s)
+        self.collective.add(result.compute_s, (result.collective_s,))
         sizes = [chunk.stop - chunk.start for chunk in chunks]
         rows = sum(size == 1 for size in sizes)
         tokens = sum(sizes) - rows
@@ -76,6 +107,8 @@ def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaSta
         step_s=meters.step_s.value,
         ttft_s=meters.ttft_s.value,
         tpot_s=meters.tpot_s.value,
+        stage_idle=tuple(max(0.0, 1.0 - share) for share in meters.busy.values),
+        collective_share=sum(meters.collective.values),
         spec_proposed_tokens=meters.proposed_tokens,
         spec_accepted_tokens=meters.accepted_tokens,
     )

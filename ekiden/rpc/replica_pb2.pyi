@@ -101,7 +101,7 @@ class KvBlock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AuditReply(_message.Message):
-    __slots__ = ("total", "free", "cached", "held", "requests", "sessions", "running", "waiting", "waiting_tokens", "replica_id", "role", "rss_bytes")
+    __slots__ = ("total", "free", "cached", "held", "requests", "sessions", "running", "waiting", "waiting_tokens", "replica_id", "role", "rss_bytes", "stage_idle", "collective_share")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,8 @@ class AuditReply(_message.Message):
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_IDLE_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_SHARE_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     cached: int
@@ -126,4 +128,6 @@ class AuditReply(_message.Message):
     replica_id: str
     role: str
     rss_bytes: float
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., requests: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., replica_id: _Optional[str] = ..., role: _Optional[str] = ..., rss_bytes: _Optional[float] = ...) -> None: ...
+    stage_idle: _containers.RepeatedScalarFieldContainer[float]
+    collective_share: float
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., requests: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., replica_id: _Optional[str] = ..., role: _Optional[str] = ..., rss_bytes: _Optional[float] = ..., stage_idle: _Optional[_Iterable[float]] = ..., collective_share: _Optional[float] = ...) -> None: ...

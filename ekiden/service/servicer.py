@@ -117,6 +117,8 @@ class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
             replica_id=self._me.replica_id,
             role=self._me.role,
             rss_bytes=resident_bytes(),
+            stage_idle=stats.stage_idle,
+            collective_share=stats.collective_share,
         )
 
     async def ReadKv(

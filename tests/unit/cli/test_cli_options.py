@@ -31,6 +31,7 @@ def test_every_option_reaches_its_field():
         *("--kv-cache-memory-bytes", "2MiB", "--max-num-batched-tokens", "99"),
         *("--speculative-config", '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}'),
         *("--max-num-seqs", "9", "--threads-per-rank", "4", "--no-enable-prefix-caching"),
+        "--no-async-scheduling",
         *("--host", "0.0.0.0", "--port", "5", "--advertise", "a:5", "--replica-id", "d-1"),
         *("--redis", "redis://h:1/0", "--transport", "tcp", "--drain-grace", "1.5"),
         *("--ready-file", "/r", "--local-prefill-tokens", "0", "--enable-kv-debug"),
@@ -49,6 +50,7 @@ def test_every_option_reaches_its_field():
         max_num_seqs=9,
         threads_per_rank=4,
         enable_prefix_caching=False,
+        async_scheduling=False,
         speculative_config=SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3),
     )
     assert config == ServiceConfig(

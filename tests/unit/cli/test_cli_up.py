@@ -41,6 +41,7 @@ def test_options_reach_the_workers_they_are_for(tmp_path: Path):
         tmp_path,
         *("--prefill", "2", "--prefill-tp", "3", "--prefill-pp", "2", "--decode-pp", "4"),
         *("--dtype", "float32", "--kv-cache-memory-bytes", "3MiB", "--no-enable-prefix-caching"),
+        "--no-async-scheduling",
         *("--local-prefill-tokens", "5", "--drain-grace", "2.5", "--threads-per-rank", "7"),
     )
     assert set(configs) == {"prefill-0", "prefill-1", "decode-0"}
@@ -54,6 +55,7 @@ def test_options_reach_the_workers_they_are_for(tmp_path: Path):
         assert config.engine.dtype == "float32"
         assert config.engine.kv_cache_memory_bytes == 3 << 20
         assert not config.engine.enable_prefix_caching
+        assert not config.engine.async_scheduling
         assert config.engine.threads_per_rank == 7
     assert configs["decode-0"].local_prefill_tokens == 5
 
