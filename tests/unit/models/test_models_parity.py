@@ -52,6 +52,13 @@ def test_a_family_equals_transformers_alone_and_split(tmp_path: Path, family: st
     assert worst_error(Replica(tmp_path, tp=2, pp=2), reference) < TOLERANCE
 
 
+def test_a_width_norm_counts_replicated_kv_heads_once(tmp_path: Path) -> None:
+    """OLMo 2 norms k over all heads; two of four ranks hold each of the two."""
+    reference = make_checkpoint(tmp_path, "olmo2", num_key_value_heads=2)
+    for tp in (3, 4):
+        assert worst_error(Replica(tmp_path, tp=tp), reference) < TOLERANCE
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("pp", [2, 3])
 def test_tied_and_untied_heads_over_stages(tmp_path: Path, tied: bool, pp: int) -> None:
