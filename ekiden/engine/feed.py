@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from ekiden.core.errors import InvariantBroken
-from ekiden.engine.plan import Chunk, Sampled, SampleSpec, StepPlan
+from ekiden.engine.history import followed
+from ekiden.engine.plan import Chunk, Sampled, StepPlan
 
 KEPT_STEPS = 64
 """Steps whose tokens are remembered; more than any pipeline has in flight."""
@@ -89,13 +90,6 @@ class Feed:
             )
         samples = tuple(followed(spec, token) for spec in chunk.samples)
         return msgspec.structs.replace(chunk, tokens=(token,), samples=samples)
-
-
-def followed(spec: SampleSpec, token: int) -> SampleSpec:
-    """``spec`` as it is once ``token``, unknown when it was made, has come out before it."""
-    if not spec.output:
-        return spec
-    return msgspec.structs.replace(spec, output=(*spec.output[:-1], token))
 
 
 def tokens_of(sampled: Iterable[Sampled]) -> dict[int, int]:
