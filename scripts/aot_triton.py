@@ -27,9 +27,11 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
+from ekiden.cache.layout import SCALE_BYTES
 from ekiden.layers.backends.triton import blocks, draw, embed, gated, kv, norm, quant, rope
 from ekiden.layers.backends.triton.decode import decode_attention
 from ekiden.layers.backends.triton.prefill import prefill_attention
+from ekiden.layers.ops import AttentionKind
 
 SHARED_BYTES = 99 << 10
 """Of one program: what sm_86 and sm_89 have (CUDA programming guide); sm_80 and 90 have more."""
@@ -100,12 +102,17 @@ def compile_case(name: str, case: Callable[[], None], compiled: list[Any]) -> in
 
 
 def decode_case(
-    dtype: torch.dtype, head_dim: int, kind: int, *, softcap: float = 0.0, parts: int = 8
+    dtype: torch.dtype,
+    head_dim: int,
+    cache: torch.dtype | None = None,
+    *,
+    softcap: float = 0.0,
+    parts: int = 8,
 ) -> Callable[[], None]:
     def case() -> None:
-        q, view, table, lengths, starts = paged(dtype, head_dim, kind)
+        q, view, table, lengths, starts = paged(dtype, head_dim, cache)
         decode_attention(
-            q, view, table, lengths, torch.empty_like(q), scale=0.1, softcap=softcap, kind=kind,
+            q, view, table, lengths, torch.empty_like(q), AttentionKind(0.1, soft_cap=softcap),
             query_starts=starts if parts > 1 else None, parts=parts,
         )  # fmt: skip
 
@@ -113,36 +120,37 @@ def decode_case(
 
 
 def prefill_case(
-    dtype: torch.dtype, head_dim: int, kind: int, *, softcap: float = 0.0
+    dtype: torch.dtype, head_dim: int, cache: torch.dtype | None = None, *, softcap: float = 0.0
 ) -> Callable[[], None]:
     def case() -> None:
-        q, view, table, lengths, starts = paged(dtype, head_dim, kind)
+        q, view, table, lengths, starts = paged(dtype, head_dim, cache)
         prefill_attention(
             q, view, table, lengths, starts, torch.empty_like(q),
-            longest_query=512, scale=0.1, softcap=softcap, kind=kind, skip_single=True,
+            AttentionKind(0.1, soft_cap=softcap),
+            longest_query=512, skip_single=True,
         )  # fmt: skip
 
     return case
 
 
-def paged(dtype: torch.dtype, head_dim: int, kind: int) -> tuple[Tensor, ...]:
+def paged(dtype: torch.dtype, head_dim: int, cache: torch.dtype | None) -> tuple[Tensor, ...]:
     """q, a layer of the cache, tables, lengths and query starts, of a model with 32 and 8 heads."""
-    width = kv.row_width(head_dim, kind)
-    cache = torch.empty(4, 8, 2, 2, 16, width, dtype=dtype if kind == kv.PLAIN else torch.int8)
+    width = head_dim + SCALE_BYTES if cache else head_dim
+    blocks_ = torch.empty(4, 8, 2, 2, 16, width, dtype=cache or dtype)
     q = torch.empty(4, 32, head_dim, dtype=dtype)
     table = torch.zeros(4, 8, dtype=torch.int32)
     starts = torch.arange(5, dtype=torch.int32)
-    return q, kv.layer_view(cache, 1), table, torch.ones(4, dtype=torch.int32), starts
+    return q, kv.layer_view(blocks_, 1), table, torch.ones(4, dtype=torch.int32), starts
 
 
-def rope_case(dtype: torch.dtype, kind: int, *, normed: bool) -> Callable[[], None]:
+def rope_case(cache: torch.dtype | None, *, normed: bool) -> Callable[[], None]:
     def case() -> None:
-        q, view, *_ = paged(dtype, 128, kind)
+        q, view, *_ = paged(BF16, 128, cache)
         angles, weight = torch.empty(4, 128), torch.empty(128)
         slots = torch.zeros(4, dtype=torch.int64)
         weights = {"q_weight_D": weight, "k_weight_D": weight, "eps": 1e-6} if normed else {}
-        qkv = torch.empty(4, 48 * 128, dtype=dtype)
-        rope.rotate_and_store(qkv, angles, angles, slots, view, q, kind=kind, **weights)  # type: ignore[arg-type]
+        qkv = torch.empty(4, 48 * 128, dtype=BF16)
+        rope.rotate_and_store(qkv, angles, angles, slots, view, q, **weights)  # type: ignore[arg-type]
 
     return case
 
@@ -182,19 +190,19 @@ def sampling() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    "decode attention bf16 d128": decode_case(BF16, 128, kv.PLAIN),
-    "decode attention bf16 d64, one part": decode_case(BF16, 64, kv.PLAIN, parts=1),
-    "decode attention bf16 d256, capped": decode_case(BF16, 256, kv.PLAIN, softcap=50.0),
-    "decode attention fp32 d128": decode_case(F32, 128, kv.PLAIN),
-    "decode attention int8 cache": decode_case(BF16, 128, kv.INT8),
-    "decode attention fp8 cache": decode_case(F16, 128, kv.FP8),
-    "prefill attention bf16 d128": prefill_case(BF16, 128, kv.PLAIN),
-    "prefill attention bf16 d256, capped": prefill_case(BF16, 256, kv.PLAIN, softcap=50.0),
-    "prefill attention fp32 d128": prefill_case(F32, 128, kv.PLAIN),
-    "prefill attention fp8 cache": prefill_case(BF16, 128, kv.FP8),
-    "rope and store bf16": rope_case(BF16, kv.PLAIN, normed=False),
-    "rope and store int8, normed": rope_case(BF16, kv.INT8, normed=True),
-    "rope and store fp8": rope_case(BF16, kv.FP8, normed=False),
+    "decode attention bf16 d128": decode_case(BF16, 128),
+    "decode attention bf16 d64, one part": decode_case(BF16, 64, parts=1),
+    "decode attention bf16 d256, capped": decode_case(BF16, 256, softcap=50.0),
+    "decode attention fp32 d128": decode_case(F32, 128),
+    "decode attention int8 cache": decode_case(BF16, 128, torch.int8),
+    "decode attention fp8 cache": decode_case(F16, 128, torch.float8_e4m3fn),
+    "prefill attention bf16 d128": prefill_case(BF16, 128),
+    "prefill attention bf16 d256, capped": prefill_case(BF16, 256, softcap=50.0),
+    "prefill attention fp32 d128": prefill_case(F32, 128),
+    "prefill attention fp8 cache": prefill_case(BF16, 128, torch.float8_e4m3fn),
+    "rope and store bf16": rope_case(None, normed=False),
+    "rope and store int8, normed": rope_case(torch.int8, normed=True),
+    "rope and store fp8": rope_case(torch.float8_e4m3fn, normed=False),
     "int8 linear, 1 row": quant_case(1, quant.INT8, 16),
     "int4 linear, 1 row": quant_case(1, quant.INT4, 16),
     "int4 linear, 512 rows": quant_case(512, quant.INT4, 16),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ekiden.layers.ops import AttentionKind
+
 
 @dataclass(frozen=True, kw_only=True)
 class PagedCase:
@@ -67,7 +69,7 @@ def paged_case(
     )
 
 
-def attention_reference(case: PagedCase, *, scale: float, window: int, softcap: float) -> Tensor:
+def attention_reference(case: PagedCase, kind: AttentionKind) -> Tensor:
     """One sequence, one query, one head at a time; float64 [T, N, D] on the CPU."""
     q_TND, starts = case.q_TND.cpu().double(), case.query_starts.tolist()
     out = torch.zeros_like(q_TND)
@@ -76,10 +78,10 @@ def attention_reference(case: PagedCase, *, scale: float, window: int, softcap: 
         cached = len(k_LKD) - (starts[s + 1] - starts[s])
         for row in range(starts[s], starts[s + 1]):
             stop = cached + row - starts[s] + 1
-            first = max(0, stop - window) if window else 0
+            first = max(0, stop - kind.window) if kind.window else 0
             for head in range(q_TND.shape[1]):
-                scores = k_LKD[first:stop, head // group].double() @ q_TND[row, head] * scale
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
+                scores = k_LKD[first:stop, head // group].double() @ q_TND[row, head] * kind.scale
+                if kind.soft_cap:
+                    scores = kind.soft_cap * torch.tanh(scores / kind.soft_cap)
                 out[row, head] = scores.softmax(0) @ v_LKD[first:stop, head // group].double()
     return out

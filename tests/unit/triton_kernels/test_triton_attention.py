@@ -11,6 +11,7 @@ from torch import Tensor
 from ekiden.layers.backends.triton import kv
 from ekiden.layers.backends.triton.decode import decode_attention
 from ekiden.layers.backends.triton.prefill import prefill_attention
+from ekiden.layers.ops import AttentionKind
 
 SHAPES = {
     "kv_heads": st.integers(1, 2),
@@ -22,19 +23,19 @@ SHAPES = {
 }
 
 
-def decode(case: PagedCase, **options: float) -> Tensor:
+def decode(case: PagedCase, kind: AttentionKind, *, parts: int = 0) -> Tensor:
     out = torch.full_like(case.q_TND, 7.0)
     view = kv.layer_view(case.cache, case.layer)
-    decode_attention(case.q_TND, view, case.table_SM, case.lengths_S, out, **options)
+    decode_attention(case.q_TND, view, case.table_SM, case.lengths_S, out, kind, parts=parts)
     return out
 
 
-def prefill(case: PagedCase, **options: float) -> Tensor:
+def prefill(case: PagedCase, kind: AttentionKind, *, longest: int) -> Tensor:
     out = torch.full_like(case.q_TND, 7.0)
-    view = kv.layer_view(case.cache, case.layer)
     prefill_attention(
-        case.q_TND, view, case.table_SM, case.lengths_S, case.query_starts, out, **options
-    )
+        case.q_TND, kv.layer_view(case.cache, case.layer), case.table_SM, case.lengths_S,
+        case.query_starts, out, kind, longest_query=longest,
+    )  # fmt: skip
     return out
 
 
@@ -54,8 +55,8 @@ def test_decode_attention_equals_the_reference(
     case = paged_case(
         [(length, 1) for length in lengths], dtype=torch.float32, device=device, **shape
     )
-    out = decode(case, scale=0.3, window=window, softcap=softcap, parts=parts)
-    expected = attention_reference(case, scale=0.3, window=window, softcap=softcap)
+    kind = AttentionKind(0.3, window, softcap)
+    out, expected = decode(case, kind, parts=parts), attention_reference(case, kind)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=2e-5, atol=2e-5)
 
 
@@ -75,6 +76,6 @@ def test_prefill_attention_equals_the_reference(
 ) -> None:
     case = paged_case(lengths, dtype=torch.float32, device=device, **shape)
     longest = max(new for _, new in lengths)
-    out = prefill(case, scale=0.3, window=window, softcap=softcap, longest_query=longest)
-    expected = attention_reference(case, scale=0.3, window=window, softcap=softcap)
+    kind = AttentionKind(0.3, window, softcap)
+    out, expected = prefill(case, kind, longest=longest), attention_reference(case, kind)
     torch.testing.assert_close(out.cpu().double(), expected, rtol=2e-5, atol=2e-5)

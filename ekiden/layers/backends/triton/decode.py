@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ekiden.layers.backends.triton import kv
 from ekiden.layers.backends.triton.softmax import attend_range
+from ekiden.layers.ops import AttentionKind
 
 _KEYS = 64
 """Keys of one turn of the loop."""
@@ -26,25 +27,23 @@ _LEAST_KEYS = 256
 
 
 def decode_attention(
-    q_TND: Tensor, view: Tensor, table_SM: Tensor, lengths_S: Tensor, out_TND: Tensor, *,
-    scale: float, window: int = 0, softcap: float = 0.0, kind: int = kv.PLAIN,
-    query_starts: Tensor | None = None, parts: int = 0,
+    q_TND: Tensor, view: Tensor, table_SM: Tensor, lengths_S: Tensor, out_TND: Tensor,
+    kind: AttentionKind, *, query_starts: Tensor | None = None, parts: int = 0,
 ) -> None:  # fmt: skip
     """Attend every sequence's one query over its keys; writes ``out_TND``.
 
     ``view [blocks, K, 2, B, row]`` is one layer of the cache (``kv.layer_view``) and already holds
     this step's keys. ``table_SM`` and ``lengths_S`` are int32 or int64; a length of 0 (a padded
     row) gives zeros. Row s belongs to sequence s, or to ``query_starts[s]`` where that is given;
-    then sequences of several queries are left alone. ``window`` is 0 or the last keys that are
-    seen; ``softcap`` c is 0 or caps the scores to c * tanh(score / c). ``parts`` of 0 chooses.
+    then sequences of several queries are left alone. ``parts`` of 0 chooses.
 
     Raises:
         ValueError: a cache that does not hold rows of this head dim.
     """
-    kv.check_view(view, q_TND.shape[2], kind)
+    view, stored = kv.rows_of(view, q_TND.shape[2])
     sequences, kv_heads = table_SM.shape[0], view.shape[1]
     parts = parts or choose_parts(
-        sequences * kv_heads, table_SM.shape[1] * view.shape[3], window, q_TND.device
+        sequences * kv_heads, table_SM.shape[1] * view.shape[3], kind.window, q_TND.device
     )
     shape = (sequences, q_TND.shape[1], parts)
     part_out = (
@@ -52,8 +51,8 @@ def decode_attention(
     )
     part_lse = part_out if parts == 1 else q_TND.new_empty(shape, dtype=torch.float32)
     _launch_parts(
-        q_TND, view, table_SM, lengths_S, query_starts, out_TND, part_out, part_lse, scale, window,
-        softcap, kind, parts,
+        q_TND, view, table_SM, lengths_S, query_starts, out_TND, part_out, part_lse, kind, stored,
+        parts,
     )  # fmt: skip
     if parts > 1:
         _launch_join(part_out, part_lse, query_starts, out_TND)
@@ -86,8 +85,8 @@ def multiprocessors(device: torch.device) -> int:
 
 def _launch_parts(
     q_TND: Tensor, view: Tensor, table_SM: Tensor, lengths_S: Tensor, query_starts: Tensor | None,
-    out_TND: Tensor, part_out: Tensor, part_lse: Tensor, scale: float, window: int, softcap: float,
-    kind: int, parts: int,
+    out_TND: Tensor, part_out: Tensor, part_lse: Tensor, kind: AttentionKind, stored: int,
+    parts: int,
 ) -> None:  # fmt: skip
     _, heads, head_dim = q_TND.shape
     _, kv_heads, _, block_size, width = view.shape
@@ -95,11 +94,12 @@ def _launch_parts(
     _decode_parts[(table_SM.shape[0], kv_heads, parts)](
         q_TND, view, table_SM, lengths_S, table_SM if query_starts is None else query_starts,
         out_TND, part_out, part_lse, q_TND.stride(0), q_TND.stride(1), out_TND.stride(0),
-        out_TND.stride(1), view.stride(0), view.stride(1), table_SM.stride(0), scale, window,
-        SOFTCAP=softcap, RAGGED=query_starts is not None, KIND=kind, GROUP=group,
-        GROUP_ROWS=max(16, triton.next_power_of_2(group)), HEADS=heads, HEAD_DIM=head_dim,
-        DIMS=max(16, triton.next_power_of_2(head_dim)), WIDTH=width, BLOCK_SIZE=block_size,
-        KEYS=_KEYS, PARTS=parts, EXACT=q_TND.dtype == torch.float32, num_warps=4, num_stages=3,
+        out_TND.stride(1), view.stride(0), view.stride(1), table_SM.stride(0), kind.scale,
+        kind.window, SOFTCAP=kind.soft_cap, RAGGED=query_starts is not None, STORED=stored,
+        GROUP=group, GROUP_ROWS=max(16, triton.next_power_of_2(group)), HEADS=heads,
+        HEAD_DIM=head_dim, DIMS=max(16, triton.next_power_of_2(head_dim)), WIDTH=width,
+        BLOCK_SIZE=block_size, KEYS=_KEYS, PARTS=parts, EXACT=q_TND.dtype == torch.float32,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _launch_parts(
 def _decode_parts(
     q_ptr, cache_ptr, table_ptr, lengths_ptr, starts_ptr, out_ptr, part_ptr, lse_ptr, q_row, q_head,
     out_row, out_head, cache_block, cache_head, table_row, scale, window, SOFTCAP: tl.constexpr,
-    RAGGED: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
+    RAGGED: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, GROUP_ROWS: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, PARTS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +135,7 @@ def _decode_parts(
     best, total, acc = attend_range(
         q_HD, cache_ptr + kv_head.to(tl.int64) * cache_head,
         table_ptr + sequence.to(tl.int64) * table_row, begin, end, cache_block,
-        tl.full((GROUP_ROWS,), length - 1, tl.int32), scale, window, SOFTCAP, False, KIND,
+        tl.full((GROUP_ROWS,), length - 1, tl.int32), scale, window, SOFTCAP, False, STORED,
         GROUP_ROWS, HEAD_DIM, DIMS, WIDTH, BLOCK_SIZE, KEYS, EXACT,
     )  # fmt: skip
     out_HD = tl.where((total > 0)[:, None], acc / tl.where(total > 0, total, 1.0)[:, None], 0.0)

@@ -1,13 +1,9 @@
 """Rows of the paged cache, as the attention kernels read them and the rotation writes them.
 
-A row is one token's K or V of one head in one layer. Three kinds:
-
-- plain: ``head_dim`` numbers of the model's dtype;
-- int8: ``head_dim`` bytes and one float32 scale, value = byte * scale, scale = max|row| / 127;
-- fp8: the same with e4m3 bytes, scale = max|row| / 448.
-
-e4m3 is taken apart and put together with integer operations: the conversion is exact, works on
-devices without FP8, and is the one of OCP's specification (round to nearest even, saturating).
+What a row is, and what its bytes are, says ``ekiden.cache.scaled``: numbers of the model's dtype,
+or ``head_dim`` bytes (int8, or e4m3) with a float32 scale behind them. The bytes written here are
+the same ones. e4m3 is taken apart and put together with integer operations: the conversion is
+exact, and works on devices without FP8.
 """
 
 from __future__ import annotations
@@ -17,14 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PLAIN, INT8, FP8 = 0, 1, 2
-KINDS = {"auto": PLAIN, "int8": INT8, "fp8": FP8}
-SCALE_BYTES = 4
+from ekiden.cache.layout import SCALE_BYTES
 
-_PLAIN = tl.constexpr(PLAIN)
-_INT8 = tl.constexpr(INT8)
-_FP8 = tl.constexpr(FP8)
-_SCALE_BYTES = tl.constexpr(SCALE_BYTES)
+PLAIN, INT8, FP8 = 0, 1, 2
+
+_PLAIN, _INT8, _FP8 = tl.constexpr(PLAIN), tl.constexpr(INT8), tl.constexpr(FP8)
 
 
 def layer_view(cache: Tensor, layer: int) -> Tensor:
@@ -32,27 +25,26 @@ def layer_view(cache: Tensor, layer: int) -> Tensor:
     return cache.select(2, layer)
 
 
-def row_width(head_dim: int, kind: int) -> int:
-    """Elements of the cache's last axis."""
-    return head_dim if kind == PLAIN else head_dim + SCALE_BYTES
+def rows_of(view: Tensor, head_dim: int) -> tuple[Tensor, int]:
+    """The view as a kernel takes it, a quantised one as int8, and the kind of its rows.
 
-
-def check_view(view: Tensor, head_dim: int, kind: int) -> None:
-    """Raises ValueError where ``view`` is not a layer of such rows, contiguous inside a head."""
+    Raises:
+        ValueError: it does not hold rows of ``head_dim``, or they are not contiguous in a head.
+    """
+    kind = {torch.int8: INT8, torch.float8_e4m3fn: FP8}.get(view.dtype, PLAIN)
     _, _, two, block_size, width = view.shape
-    wanted = (block_size * width, width, 1)
-    if two != 2 or width != row_width(head_dim, kind) or view.stride()[2:] != wanted:
+    wanted = head_dim if kind == PLAIN else head_dim + SCALE_BYTES
+    if (two, width) != (2, wanted) or view.stride()[2:] != (block_size * width, width, 1):
         raise ValueError(
-            f"a cache of shape {tuple(view.shape)} and strides {view.stride()} does not hold "
-            f"rows of head_dim {head_dim}"
+            f"a cache of shape {tuple(view.shape)}, strides {view.stride()} and {view.dtype} "
+            f"does not hold rows of head_dim {head_dim}"
         )
-    if kind != PLAIN and view.dtype != torch.int8:
-        raise ValueError(f"a quantised cache is int8, not {view.dtype}")
+    return (view.view(torch.int8) if kind == FP8 else view), kind
 
 
 @triton.jit
 def load_rows(
-    ptr, rows_L, seen_L, dims_D, D: tl.constexpr, KIND: tl.constexpr, dtype: tl.constexpr
+    ptr, rows_L, seen_L, dims_D, D: tl.constexpr, STORED: tl.constexpr, dtype: tl.constexpr
 ):
     """Rows [L, D] in ``dtype``, not yet scaled; rows that are not seen are 0."""
     values_LD = tl.load(
@@ -60,9 +52,9 @@ def load_rows(
         mask=seen_L[:, None] & (dims_D < D)[None, :],
         other=0,
     )
-    if KIND == _FP8:
+    if STORED == _FP8:
         values_LD = decode_e4m3(values_LD)
-    elif KIND == _INT8:
+    elif STORED == _INT8:
         values_LD = values_LD.to(tl.float32)
     return values_LD.to(dtype)
 
@@ -75,20 +67,20 @@ def load_scales(ptr, rows_L, seen_L, D: tl.constexpr):
 
 
 @triton.jit
-def store_rows(ptr, rows_L, wanted_L, values_LD, dims_D, D: tl.constexpr, KIND: tl.constexpr):
+def store_rows(ptr, rows_L, wanted_L, values_LD, dims_D, D: tl.constexpr, STORED: tl.constexpr):
     """Write rows [L, D] (float32, 0 beyond D) where wanted, with their scales."""
     places_LD = ptr + rows_L[:, None] + dims_D[None, :]
     mask_LD = wanted_L[:, None] & (dims_D < D)[None, :]
-    if KIND == _PLAIN:
+    if STORED == _PLAIN:
         tl.store(places_LD, values_LD.to(ptr.dtype.element_ty), mask=mask_LD)
     else:
-        peak: tl.constexpr = 127.0 if KIND == _INT8 else 448.0
+        peak: tl.constexpr = 127.0 if STORED == _INT8 else 448.0
         largest_L = tl.max(tl.abs(values_LD), axis=1)
         scale_L = tl.div_rn(largest_L, tl.full(largest_L.shape, peak, tl.float32))
         # A row of zeros has the scale 0; any divisor gives its bytes, which are 0 as well.
         divisor_L = tl.where(scale_L > 0, scale_L, 1.0)
         scaled_LD = tl.div_rn(values_LD, divisor_L[:, None] + tl.zeros_like(values_LD))
-        bytes_LD = round_even(scaled_LD).to(tl.int8) if KIND == _INT8 else encode_e4m3(scaled_LD)
+        bytes_LD = round_even(scaled_LD).to(tl.int8) if STORED == _INT8 else encode_e4m3(scaled_LD)
         tl.store(places_LD, bytes_LD, mask=mask_LD)
         scales_L = (ptr + rows_L + D).to(tl.pointer_type(tl.float32), bitcast=True)
         tl.store(scales_L, scale_L, mask=wanted_L)
@@ -122,4 +114,5 @@ def encode_e4m3(x):
     # Below 2**-6 the step is 2**-9, which is the last place of 2**14 (0x46800000).
     small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0.015625, small, normal)
-    return (code | ((x < 0).to(tl.int32) << 7)).to(tl.int8)
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return (code | sign).to(tl.int8)

@@ -13,14 +13,15 @@ from torch import Tensor
 def rms_norm(x_TC: Tensor, weight_C: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x**2) + eps) * weight`` over the last axis, as a new tensor of x's dtype.
 
-    ``weight_C`` may have any float dtype. ``x_TC`` may be a view of rows with a stride.
+    ``weight_C`` may have any float dtype.
     """
+    x_TC = _rows(x_TC)
     out = x_TC.new_empty(x_TC.shape)
     rows, columns = x_TC.numel() // x_TC.shape[-1], x_TC.shape[-1]
+    stride = x_TC.stride(0) if x_TC.dim() == 2 else columns
     _rms_norm[(rows,)](
-        x_TC, x_TC, weight_C, x_TC, out, _row_stride(x_TC), columns, eps, ADD=False,
-        **_shape(columns),
-    )  # fmt: skip
+        x_TC, x_TC, weight_C, x_TC, out, stride, columns, eps, ADD=False, **_shape(columns)
+    )
     return out
 
 
@@ -40,10 +41,10 @@ def add_rms_norm(
     return out, total
 
 
-def _row_stride(x: Tensor) -> int:
-    if x.stride(-1) != 1 or (x.dim() > 2 and not x.is_contiguous()):
-        raise ValueError(f"rows to normalise must be contiguous, not of strides {x.stride()}")
-    return x.stride(-2) if x.dim() == 2 else x.shape[-1]
+def _rows(x: Tensor) -> Tensor:
+    """As it is where rows are evenly spaced, else a copy."""
+    even = x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1)
+    return x if even else x.contiguous()
 
 
 def _shape(columns: int) -> dict[str, int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ekiden.layers.backends.triton import kv
 from ekiden.layers.backends.triton.softmax import attend_range
+from ekiden.layers.ops import AttentionKind
 
 _TILE_BYTES = 32 << 10
 """Of a tile's queries: what is left of shared memory holds the keys and values of two turns."""
@@ -25,8 +26,7 @@ _KEYS = 64
 
 def prefill_attention(
     q_TND: Tensor, view: Tensor, table_SM: Tensor, lengths_S: Tensor, query_starts: Tensor,
-    out_TND: Tensor, *, longest_query: int, scale: float, window: int = 0, softcap: float = 0.0,
-    kind: int = kv.PLAIN, skip_single: bool = False,
+    out_TND: Tensor, kind: AttentionKind, *, longest_query: int, skip_single: bool = False,
 ) -> None:  # fmt: skip
     """Causal attention of every query over its own sequence; writes ``out_TND``.
 
@@ -39,7 +39,7 @@ def prefill_attention(
         ValueError: a cache that does not hold rows of this head dim.
     """
     tokens, heads, head_dim = q_TND.shape
-    kv.check_view(view, head_dim, kind)
+    view, stored = kv.rows_of(view, head_dim)
     _, kv_heads, _, block_size, width = view.shape
     group, sequences = heads // kv_heads, table_SM.shape[0]
     row_bytes = head_dim * q_TND.element_size()
@@ -50,8 +50,8 @@ def prefill_attention(
     _prefill[(tokens // queries + sequences, kv_heads)](
         q_TND, view, table_SM, lengths_S, query_starts, out_TND, q_TND.stride(0), q_TND.stride(1),
         out_TND.stride(0), out_TND.stride(1), view.stride(0), view.stride(1), table_SM.stride(0),
-        sequences, scale, window, SOFTCAP=softcap, SKIP_SINGLE=skip_single, KIND=kind, GROUP=group,
-        QUERIES=queries, ROWS=rows, HEAD_DIM=head_dim,
+        sequences, kind.scale, kind.window, SOFTCAP=kind.soft_cap, SKIP_SINGLE=skip_single,
+        STORED=stored, GROUP=group, QUERIES=queries, ROWS=rows, HEAD_DIM=head_dim,
         DIMS=max(16, triton.next_power_of_2(head_dim)), WIDTH=width, BLOCK_SIZE=block_size,
         KEYS=_KEYS if row_bytes <= 256 else _KEYS // 2, EXACT=exact,
         num_warps=8 if rows >= 128 else 4, num_stages=2,
@@ -73,7 +73,7 @@ def tile_rows(longest_query: int, group: int, row_bytes: int, exact: bool) -> in
 def _prefill(
     q_ptr, cache_ptr, table_ptr, lengths_ptr, starts_ptr, out_ptr, q_row, q_head, out_row, out_head,
     cache_block, cache_head, table_row, sequences, scale, window, SOFTCAP: tl.constexpr,
-    SKIP_SINGLE: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr,
+    SKIP_SINGLE: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr,
     ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +104,7 @@ def _prefill(
     _, total, acc = attend_range(
         q_RD, cache_ptr + kv_head.to(tl.int64) * cache_head,
         table_ptr + sequence.to(tl.int64) * table_row, begin, end, cache_block, cached + query,
-        scale, window, SOFTCAP, True, KIND, ROWS, HEAD_DIM, DIMS, WIDTH, BLOCK_SIZE, KEYS, EXACT,
+        scale, window, SOFTCAP, True, STORED, ROWS, HEAD_DIM, DIMS, WIDTH, BLOCK_SIZE, KEYS, EXACT,
     )  # fmt: skip
     out_RD = acc / tl.where(total > 0, total, 1.0)[:, None]
     places = out_ptr + tokens[:, None] * out_row + heads[:, None] * out_head + dims[None, :]

@@ -29,13 +29,13 @@ _MOST_SPLITS = 16
 
 def quant_linear(
     x_TI: Tensor, weight: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None, bias_O: Tensor | None,
-    *, kind: int,
+    *, kind: int, out_dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """``x @ dequantised(weight).T + bias``, [T, O] in x's dtype, summed in float32.
+    """``x @ dequantised(weight).T + bias``, [T, O] in ``out_dtype`` or x's, summed in float32.
 
     ``weight`` is uint8 [O, I] (int4: [O, I / 2]), or the same bytes as int8 or float8_e4m3fn;
     ``scales_OG`` any float dtype, ``zeros_OG`` uint8 or None for 0 (fp8 has none). A group is
-    I / G inputs, a power of two of at least 32, unless G is 1.
+    I / G inputs, a multiple of 32, unless G is 1.
 
     Raises:
         ValueError: groups of another size, or shapes that do not match.
@@ -49,7 +49,9 @@ def quant_linear(
     block_outputs = 128 if rows > 64 else 32
     tiles = triton.cdiv(rows, block_rows) * triton.cdiv(outputs, block_outputs)
     splits = choose_splits(tiles, triton.cdiv(inputs, tile), x_TI.device)
-    dtype = x_TI.dtype if splits == 1 else torch.float32
+    out_dtype = out_dtype or x_TI.dtype
+    whole = splits == 1 and bias_O is None
+    dtype = out_dtype if whole else torch.float32
     out = torch.empty((splits, rows, outputs), dtype=dtype, device=x_TI.device)
     _quant_linear[(triton.cdiv(outputs, block_outputs), triton.cdiv(rows, block_rows), splits)](
         x_TI, weight.view(torch.uint8), scales_OG, scales_OG if zeros_OG is None else zeros_OG, out,
@@ -58,8 +60,10 @@ def quant_linear(
         ROWS=block_rows, OUTPUTS=block_outputs, TILE=tile, EXACT=x_TI.dtype == torch.float32,
         num_warps=8 if block_rows >= 64 else 4, num_stages=3,
     )  # fmt: skip
-    out_TO = out[0] if splits == 1 else out.sum(0).to(x_TI.dtype)
-    return out_TO if bias_O is None else out_TO + bias_O
+    if whole:
+        return out[0]
+    total_TO = out.sum(0) if splits > 1 else out[0]
+    return (total_TO if bias_O is None else total_TO + bias_O.float()).to(out_dtype)
 
 
 def choose_splits(tiles: int, turns: int, device: torch.device) -> int:
@@ -72,12 +76,15 @@ def _tile(inputs: int, groups: int, most: int) -> int:
     """Inputs of one turn: within one group."""
     if groups == 1:
         return min(most, max(32, int(triton.next_power_of_2(inputs))))
+    if not takes_groups(inputs, groups):
+        raise ValueError(f"{groups} groups of {inputs} inputs: a group must be a multiple of 32")
     size = inputs // groups
-    if size * groups != inputs or size < 32 or size & (size - 1):
-        raise ValueError(
-            f"{groups} groups of {inputs} inputs: a group must be a power of two of at least 32"
-        )
-    return min(size, most)
+    return min(most, size & -size)  # the largest power of two that divides it
+
+
+def takes_groups(inputs: int, groups: int) -> bool:
+    """Whether ``quant_linear`` can multiply by a matrix with so many groups."""
+    return groups == 1 or (inputs % groups == 0 and inputs // groups % 32 == 0)
 
 
 # A count that changes from step to step would else be compiled anew for 1 and multiples of 16.

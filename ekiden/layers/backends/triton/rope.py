@@ -19,7 +19,6 @@ _HEADS = 4
 def rotate_and_store(
     qkv_TX: Tensor, cos_TR: Tensor, sin_TR: Tensor, slots_T: Tensor, view: Tensor, q_TND: Tensor, *,
     q_weight_D: Tensor | None = None, k_weight_D: Tensor | None = None, eps: float = 0.0,
-    kind: int = kv.PLAIN,
 ) -> None:  # fmt: skip
     """Split ``qkv_TX [T, (N + 2K) * D]``: rotated q to ``q_TND``, rotated k and v to the cache.
 
@@ -32,22 +31,23 @@ def rotate_and_store(
         ValueError: a cache that does not hold rows of this head dim.
     """
     tokens, heads, head_dim = q_TND.shape
-    kv.check_view(view, head_dim, kind)
+    view, stored = kv.rows_of(view, head_dim)
     _, kv_heads, _, block_size, width = view.shape
     normed = q_weight_D is not None and k_weight_D is not None
     _rotate_and_store[(tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
         qkv_TX, cos_TR, sin_TR, slots_T, view, q_TND, q_weight_D if normed else qkv_TX,
         k_weight_D if normed else qkv_TX, qkv_TX.stride(0), cos_TR.stride(0), q_TND.stride(0),
-        view.stride(0), view.stride(1), eps, NORMED=normed, KIND=kind, QUERIES=heads, KEYS=kv_heads,
-        HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim), TURNED=cos_TR.shape[-1],
-        WIDTH=width, BLOCK_SIZE=block_size, HEADS=_HEADS, num_warps=4 if head_dim >= 64 else 2,
+        view.stride(0), view.stride(1), eps, NORMED=normed, STORED=stored, QUERIES=heads,
+        KEYS=kv_heads, HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim),
+        TURNED=cos_TR.shape[-1], WIDTH=width, BLOCK_SIZE=block_size, HEADS=_HEADS,
+        num_warps=4 if head_dim >= 64 else 2,
     )  # fmt: skip
 
 
 @triton.jit
 def _rotate_and_store(
     qkv_ptr, cos_ptr, sin_ptr, slots_ptr, cache_ptr, q_ptr, q_weight_ptr, k_weight_ptr, qkv_row,
-    angle_row, q_row, cache_block, cache_head, eps, NORMED: tl.constexpr, KIND: tl.constexpr,
+    angle_row, q_row, cache_block, cache_head, eps, NORMED: tl.constexpr, STORED: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     TURNED: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +87,7 @@ def _rotate_and_store(
         rows += kv_head * cache_head + plane
         # What is quantised is what the plain cache would hold, rounded to the model's dtype.
         held = y.to(dtype).to(tl.float32)
-        kv.store_rows(cache_ptr, rows, exists & ~is_q, held, dims, HEAD_DIM, KIND)
+        kv.store_rows(cache_ptr, rows, exists & ~is_q, held, dims, HEAD_DIM, STORED)
 
 
 @triton.jit

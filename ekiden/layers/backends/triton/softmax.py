@@ -17,7 +17,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attend_range(
     q_RD, cache_ptr, table_ptr, begin, end, cache_block, positions_R, scale, window,
-    SOFTCAP: tl.constexpr, MASKED: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
+    SOFTCAP: tl.constexpr, MASKED: tl.constexpr, STORED: tl.constexpr, ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -37,9 +37,9 @@ def attend_range(
         held = keys < end
         block = tl.load(table_ptr + keys // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
         rows = block * cache_block + (keys % BLOCK_SIZE) * WIDTH
-        k_LD = kv.load_rows(cache_ptr, rows, held, dims, HEAD_DIM, KIND, q_RD.dtype)
+        k_LD = kv.load_rows(cache_ptr, rows, held, dims, HEAD_DIM, STORED, q_RD.dtype)
         scores = tl.dot(q_RD, tl.trans(k_LD), input_precision=precision) * scale
-        if KIND != _PLAIN:
+        if STORED != _PLAIN:
             scores *= kv.load_scales(cache_ptr, rows, held, HEAD_DIM)[None, :]
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)
@@ -56,8 +56,8 @@ def attend_range(
         shrink_R = tl.exp2(best_R - base_R)
         total_R = total_R * shrink_R + tl.sum(weights, axis=1)
         rows += BLOCK_SIZE * WIDTH
-        v_LD = kv.load_rows(cache_ptr, rows, held, dims, HEAD_DIM, KIND, q_RD.dtype)
-        if KIND != _PLAIN:
+        v_LD = kv.load_rows(cache_ptr, rows, held, dims, HEAD_DIM, STORED, q_RD.dtype)
+        if STORED != _PLAIN:
             weights *= kv.load_scales(cache_ptr, rows, held, HEAD_DIM)[None, :]
         acc_RD = acc_RD * shrink_R[:, None]
         acc_RD = tl.dot(weights.to(q_RD.dtype), v_LD, acc_RD, input_precision=precision)
