@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ekiden.layers.ops import Linear
 from ekiden.layers.site import Site
-from ekiden.layers.weights import DenseWeight
 from ekiden.parallel.split import even_split
 
 
@@ -63,7 +62,7 @@ class LmHead:
     ) -> LmHead:
         """``soft_cap`` above 0 squashes logits into (-cap, cap). Raises as the source does."""
         rows = even_split(vocab, site.tp.size)[site.tp.rank]
-        weight = DenseWeight(values=site.source.take(name, (vocab, hidden), rows=rows))
+        weight = site.source.head(name.removesuffix(".weight"), (vocab, hidden), rows=rows)
         return cls(site.ops.linear(weight, None, float_out=True), vocab, valid, soft_cap, site)
 
     @classmethod
@@ -71,7 +70,7 @@ class LmHead:
         cls, site: Site, embedding: VocabEmbedding, vocab: int, *, valid: int, soft_cap: float = 0.0
     ) -> LmHead:
         """The head of a model whose head is its embedding."""
-        weight = DenseWeight(values=embedding.weight)
+        weight = site.source.tied_head(embedding.weight)
         return cls(site.ops.linear(weight, None, float_out=True), vocab, valid, soft_cap, site)
 
     def whole(self, part_RV: Tensor) -> Tensor | None:

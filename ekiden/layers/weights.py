@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
+
+from ekiden.core.errors import SetupError
 
 Range = tuple[int, int]
 """[start, stop)."""
@@ -15,7 +17,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DenseWeight:
-    """A matrix [out, in] in a float dtype; ``scale`` float32 [out] multiplies each output."""
+    """A matrix [out, in] in a float dtype; ``scale`` float32 [out] multiplies each output.
+
+    With a scale the values may be float8_e4m3fn, which bfloat16 holds exactly.
+    """
 
     values: Tensor
     scale: Tensor | None = None
@@ -25,7 +30,33 @@ class DenseWeight:
         return self.values.shape[0], self.values.shape[1]
 
 
-LinearWeight = DenseWeight
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedWeight:
+    """A matrix [out, in] of small whole numbers, a scale and a zero for each run of inputs.
+
+    Element [o, i] is ``(values[o, i] - zeros[o, g]) * scales[o, g]``, g = i // group_size. What
+    stands in column i multiplies input ``order[i]``, or input i where there is no order.
+    """
+
+    values: Tensor
+    """uint8 [out, in], one number an element, below 2 ** bits."""
+    scales: Tensor
+    """float32 [out, groups], and numbers that float16 holds unless the checkpoint's are not."""
+    zeros: Tensor
+    """uint8 [out, groups]."""
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """in / groups."""
+    order: Tensor | None = None
+    """int64 [in], a permutation; GPTQ sorts inputs by their group (``desc_act``)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+
+LinearWeight: TypeAlias = DenseWeight | GroupedWeight
 """One matrix in whatever form its checkpoint, or the user, wants it."""
 
 
@@ -57,15 +88,65 @@ class WeightSource(Protocol):
         rows: Range | None = None,
         columns: Range | None = None,
     ) -> LinearWeight:
-        """The part of matrix ``name`` (``name.weight`` or its quantised form), as ``take``."""
+        """The part of matrix ``name`` (``name.weight`` or its quantised form), as ``take``.
+
+        Raises:
+            SetupError: also where a quantised matrix cannot be cut at these columns.
+        """
+
+    def head(self, name: str, shape: tuple[int, int], *, rows: Range) -> LinearWeight:
+        """As ``linear`` for the output matrix over the vocabulary, which has a form of its own."""
+
+    def tied_head(self, table_VC: Tensor) -> LinearWeight:
+        """The output matrix whose rows are the embedding's, ``table_VC`` of it, in that form."""
 
 
 def join(weights: Sequence[LinearWeight]) -> LinearWeight:
-    """Matrices over the same input side by side, outputs in order."""
+    """Matrices over the same input side by side, outputs in order.
+
+    Raises:
+        SetupError: they are not of one kind, so no single product can be made of them.
+    """
     if len(weights) == 1:
         return weights[0]
-    scales = [w.scale for w in weights if w.scale is not None]
-    return DenseWeight(
-        values=torch.cat([w.values for w in weights]),
-        scale=torch.cat(scales) if scales else None,
+    dense = [w for w in weights if isinstance(w, DenseWeight)]
+    grouped = [w for w in weights if isinstance(w, GroupedWeight)]
+    if len(dense) == len(weights) and len({_kind(w) for w in dense}) == 1:
+        scales = [w.scale for w in dense if w.scale is not None]
+        return DenseWeight(
+            values=torch.cat([w.values for w in dense]),
+            scale=torch.cat(scales) if scales else None,
+        )
+    if len(grouped) == len(weights) and len({_kind(w) for w in grouped}) == 1:
+        return _join_grouped(grouped)
+    kinds = "; ".join(_kind(w) for w in weights)
+    raise SetupError(
+        f"matrices over the same input are quantised in different ways ({kinds}): "
+        "quantise q, k and v, and gate and up, alike"
     )
+
+
+def _join_grouped(weights: Sequence[GroupedWeight]) -> GroupedWeight:
+    first = weights[0]
+    for other in weights[1:]:
+        if first.order is not None and not torch.equal(first.order, cast(Tensor, other.order)):
+            raise SetupError(
+                "matrices over the same input were quantised with their inputs in different "
+                "orders (desc_act): quantise q, k and v, and gate and up, together"
+            )
+    return GroupedWeight(
+        values=torch.cat([w.values for w in weights]),
+        scales=torch.cat([w.scales for w in weights]),
+        zeros=torch.cat([w.zeros for w in weights]),
+        bits=first.bits,
+        group_size=first.group_size,
+        order=first.order,
+    )
+
+
+def _kind(weight: LinearWeight) -> str:
+    if isinstance(weight, DenseWeight):
+        dtype = str(weight.values.dtype).removeprefix("torch.")
+        return f"{dtype} with scales" if weight.scale is not None else dtype
+    ordered = "" if weight.order is None else ", inputs sorted"
+    return f"int{weight.bits} in groups of {weight.group_size}{ordered}"

@@ -16,6 +16,7 @@ from ekiden.core.config import EngineConfig
 from ekiden.core.errors import SetupError
 from ekiden.models.families import DEFAULTS, family_parts
 from ekiden.models.fields import Fields, read_json
+from ekiden.models.quantization_config import QuantizationConfig, parse_quantization
 from ekiden.models.registry import MODELS
 from ekiden.models.rope_config import RopeConfig, parse_ropes
 from ekiden.models.vocabulary import known_tokens
@@ -45,6 +46,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None = None
+    """How the checkpoint's matrices are stored; None: as floats."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -107,11 +110,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     valid = "gelu_pytorch_tanh" if model_type.startswith("gemma") else "silu"
     if (act := fields.get(name) or valid) != valid:
         raise SetupError(f"{fields.file}: {name} {act!r} is not supported: only {valid} is")
-    if fields.get("quantization_config"):
-        raise SetupError(
-            f"{fields.file}: quantization_config is set, and quantised checkpoints are not "
-            "supported: use the float32, bfloat16 or float16 checkpoint of this model"
-        )
 
 
 def _geometry(fields: Fields) -> dict[str, Any]:
@@ -150,6 +148,7 @@ def _precision(fields: Fields) -> dict[str, Any]:
     return {
         "tie_word_embeddings": bool(fields.get("tie_word_embeddings", False)),
         "dtype": dtype,
+        "quantization": parse_quantization(fields.get("quantization_config"), fields.file),
     }
 
 

@@ -71,6 +71,14 @@ class MergedSource:
             columns=columns,
         )
 
+    def head(self, name: str, shape: tuple[int, int], *, rows: Range) -> LinearWeight:
+        """As ``WeightSource.head``."""
+        return self._source.head(name, shape, rows=rows)
+
+    def tied_head(self, table_VC: Tensor) -> LinearWeight:
+        """As ``WeightSource.tied_head``."""
+        return self._source.tied_head(table_VC)
+
 
 def load_stage(
     model: ModelConfig, config: EngineConfig, mesh: Mesh, site: Site, dtype: torch.dtype

@@ -67,6 +67,7 @@ def load_model(
     from ekiden.layers.backends.choose import choose_ops
     from ekiden.layers.site import Site
     from ekiden.models.checkpoint import Checkpoint
+    from ekiden.models.forms import choose_form
     from ekiden.models.weights import SafetensorsSource
 
     family = _family(model.model_type)
@@ -77,6 +78,7 @@ def load_model(
         dtype=dtype,
         device=target,
         progress=progress,
+        form=choose_form(model.quantization, config.quantization),
     )
     ops = choose_ops(config.kernels, target, dtype)
     site = Site(source=source, tp=mesh.tp, ops=ops, device=target)

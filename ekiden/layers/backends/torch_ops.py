@@ -16,8 +16,9 @@ from ekiden.cache.tensors import as_numbers, as_stored, write_kv
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.grouping import AttentionGroup
 from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Linear
+from ekiden.layers.quantised import dequantise
 from ekiden.layers.rope import Rotation, rotate
-from ekiden.layers.weights import LinearWeight
+from ekiden.layers.weights import DenseWeight, LinearWeight
 from ekiden.parallel.communicator import Communicator
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -96,21 +97,17 @@ class TorchOps:
 
 
 class TorchLinear:
-    """One matrix as it came."""
+    """One matrix. A quantised one is kept as float32: 4 bytes a weight, and exact."""
 
     def __init__(self, weight: LinearWeight, bias: Tensor | None, float_out: bool) -> None:
-        self.values = weight.values
-        self.scale = weight.scale
+        self.plain = isinstance(weight, DenseWeight) and weight.scale is None
+        self.values = weight.values if self.plain else dequantise(weight)
         self.bias = bias
         self.float_out = float_out
 
     def __call__(self, x_TI: Tensor) -> Tensor:
-        if self.scale is None:
-            bias = None if self.bias is None else self.bias.to(x_TI.dtype)
-            out = F.linear(x_TI, self.values, bias)
-        else:
-            out = F.linear(x_TI, self.values.to(x_TI.dtype)).float() * self.scale
-            out = out if self.bias is None else out + self.bias.float()
+        x = x_TI if self.plain else x_TI.float()
+        out = F.linear(x, self.values, None if self.bias is None else self.bias.to(x.dtype))
         return out.float() if self.float_out else out.to(x_TI.dtype)
 
 

@@ -1,0 +1,153 @@
+"""Matrices of small numbers: made from float ones, cut for a rank, and turned back.
+
+Rounding is to the nearest. How far a group's scale is drawn in below its largest element (so that
+the others are rounded finer) is found by trying: the squared error of the group decides, as in
+OMSE (arXiv:1902.06822) and AWQ's clipping (arXiv:2306.00978), without data.
+
+Shapes: O outputs, I inputs, G groups of S inputs each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ekiden.core.errors import SetupError
+from ekiden.layers.weights import DenseWeight, GroupedWeight, LinearWeight, Range
+
+GROUP_SIZES = (128, 64, 32)
+"""Inputs of a group, best first; a matrix that none of them divides has one scale an output."""
+E4M3_LARGEST = 448.0
+_CLIPS = {8: (1.0, 0.97), 4: (1.0, 0.95, 0.9, 0.85, 0.8)}
+_AT_ONCE = 1 << 18
+"""Elements quantised at once, so that what lies between stays in the processor's cache."""
+
+
+def group_size(inputs: int, sizes: Sequence[int] = GROUP_SIZES) -> int:
+    """The first of ``sizes`` that divides ``inputs``, else all of them."""
+    return next((size for size in sizes if inputs % size == 0), inputs)
+
+
+def quantise(weight_OI: Tensor, bits: int, size: int) -> GroupedWeight:
+    """A float matrix in whole numbers of 8 bits (symmetric) or 4 (with a zero point).
+
+    Scales are numbers that float16 holds, so a kernel may keep them so.
+    """
+    outputs, inputs = weight_OI.shape
+    step = outputs if weight_OI.is_meta else max(1, _AT_ONCE // inputs)
+    quantise_rows = {8: _symmetric, 4: _asymmetric}[bits]
+    parts = [
+        _best_clip(_grouped(weight_OI[row : row + step], size), _CLIPS[bits], quantise_rows)
+        for row in range(0, outputs, step)
+    ]
+    values, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return GroupedWeight(
+        values=values.flatten(1), scales=scales, zeros=zeros, bits=bits, group_size=size
+    )
+
+
+def quantise_e4m3(weight_OI: Tensor) -> DenseWeight:
+    """A float matrix in 8-bit floats (4 exponent bits, 3 of fraction), one scale an output."""
+    scale_O1 = weight_OI.float().abs().amax(1, keepdim=True) / E4M3_LARGEST
+    values = weight_OI.float() / scale_O1.masked_fill(scale_O1 == 0, 1.0)
+    return DenseWeight(values=values.to(torch.float8_e4m3fn), scale=scale_O1.squeeze(1))
+
+
+def dequantise(weight: LinearWeight) -> Tensor:
+    """The matrix [O, I] in float32, inputs in their own order: what every kernel multiplies by."""
+    if isinstance(weight, DenseWeight):
+        values = weight.values.float()
+        return values if weight.scale is None else values * weight.scale[:, None]
+    grouped = _grouped(weight.values, weight.group_size)
+    matrix = ((grouped - weight.zeros[..., None]) * weight.scales[..., None]).flatten(1)
+    return matrix if weight.order is None else matrix[:, weight.order.argsort()]
+
+
+def cut_columns(weight: GroupedWeight, columns: Range, what: str) -> GroupedWeight:
+    """Inputs [start, stop) of a matrix. Borders inside a group make smaller groups.
+
+    Raises:
+        SetupError: the groups would be too small for the kernels; ``what`` names the matrix.
+    """
+    start, stop = columns
+    if weight.group_size == weight.shape[1]:
+        size, repeat, groups = stop - start, 1, slice(None)
+    else:
+        size = math.gcd(weight.group_size, start, stop)
+        least = min(GROUP_SIZES[-1], weight.group_size)
+        if size < least:
+            raise SetupError(
+                f"{what} has a scale for every {weight.group_size} inputs, and this rank's inputs "
+                f"{start} to {stop - 1} do not keep at least {least} of them together: "
+                "choose a --tensor-parallel-size that divides them"
+            )
+        repeat, groups = weight.group_size // size, slice(start // size, stop // size)
+    return GroupedWeight(
+        values=weight.values[:, start:stop].contiguous(),
+        scales=weight.scales.repeat_interleave(repeat, 1)[:, groups].contiguous(),
+        zeros=weight.zeros.repeat_interleave(repeat, 1)[:, groups].contiguous(),
+        bits=weight.bits,
+        group_size=size,
+    )
+
+
+Quantised = tuple[Tensor, Tensor, Tensor]
+"""values uint8 [O, G, S], scales float32 [O, G], zeros uint8 [O, G]."""
+
+
+def _grouped(x_OI: Tensor, size: int) -> Tensor:
+    """[O, G, S] in float32."""
+    return x_OI.reshape(x_OI.shape[0], -1, size).float()
+
+
+def _best_clip(
+    x_OGS: Tensor, clips: Sequence[float], quantise_rows: Callable[[Tensor, float], Quantised]
+) -> Quantised:
+    best = quantise_rows(x_OGS, clips[0])
+    least_OG = _error(x_OGS, best)
+    for clip in clips[1:]:
+        tried = quantise_rows(x_OGS, clip)
+        error_OG = _error(x_OGS, tried)
+        better_OG = error_OG < least_OG
+        least_OG = torch.minimum(error_OG, least_OG)
+        best = (
+            torch.where(better_OG[..., None], tried[0], best[0]),
+            torch.where(better_OG, tried[1], best[1]),
+            torch.where(better_OG, tried[2], best[2]),
+        )
+    return best
+
+
+def _error(x_OGS: Tensor, quantised: Quantised) -> Tensor:
+    """The squared error of each group, [O, G]."""
+    values, scales, zeros = quantised
+    return ((values.float() - zeros[..., None]) * scales[..., None] - x_OGS).square().sum(-1)
+
+
+def _symmetric(x_OGS: Tensor, clip: float) -> Quantised:
+    scale_OG = _as_float16(x_OGS.abs().amax(-1) * (clip / 127))
+    values_OGS = _divide(x_OGS, scale_OG).clamp_(-127, 127) + 128
+    return values_OGS.to(torch.uint8), scale_OG, torch.full_like(scale_OG, 128).to(torch.uint8)
+
+
+def _asymmetric(x_OGS: Tensor, clip: float) -> Quantised:
+    low_OG = x_OGS.amin(-1).clamp(max=0) * clip
+    high_OG = x_OGS.amax(-1).clamp(min=0) * clip
+    scale_OG = _as_float16((high_OG - low_OG) / 15)
+    zero_OG = _divide(-low_OG[..., None], scale_OG).squeeze(-1).clamp_(0, 15)
+    values_OGS = (_divide(x_OGS, scale_OG) + zero_OG[..., None]).clamp_(0, 15)
+    return values_OGS.to(torch.uint8), scale_OG, zero_OG.to(torch.uint8)
+
+
+def _divide(x_OGS: Tensor, scale_OG: Tensor) -> Tensor:
+    """x / scale, rounded; 0 where the scale is."""
+    inverse_OG = torch.where(scale_OG > 0, scale_OG.reciprocal(), 0.0)
+    return (x_OGS * inverse_OG[..., None]).round_()
+
+
+def _as_float16(scale: Tensor) -> Tensor:
+    """The nearest that float16 holds, in float32."""
+    return scale.clamp(max=torch.finfo(torch.float16).max).half().float()
