@@ -8,7 +8,11 @@ from kv_transfer.reshard import check_layout
 
 _EQUAL = (
     ("wire_version", "wire version", "run the same release on both sides"),
-    ("model_fingerprint", "model fingerprint", "load the same weights on both sides"),
+    (
+        "model_fingerprint",
+        "model fingerprint",
+        "load the same weights, with the same --quantization, on both sides",
+    ),
     ("tokenizer_fingerprint", "tokenizer", "use the same tokenizer on both sides"),
     ("granule", "granule", "use the same release and options on both sides"),
     ("hash_scheme", "hash scheme", "run the same release on both sides"),
@@ -16,7 +20,7 @@ _EQUAL = (
 )
 _EQUAL_KV = (
     ("kind", "KV kind", "load the same model on both sides"),
-    ("dtype", "KV dtype", "give both sides the same --dtype"),
+    ("dtype", "KV dtype", "give both sides the same --dtype and --kv-cache-dtype"),
     ("num_layers", "number of layers", "load the same model on both sides"),
     ("num_kv_heads", "number of KV heads", "load the same model on both sides"),
     ("head_dim", "head dimension", "load the same model on both sides"),

@@ -9,7 +9,9 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.core.hashes import GRANULE
 
-QUANTIZATIONS = ("auto", "int8", "int4", "fp8", "gptq", "awq", "compressed-tensors")
+ON_LOAD = ("int8", "int4", "fp8")
+"""What a checkpoint of floats can be quantised to while it is loaded."""
+QUANTIZATIONS = ("auto", *ON_LOAD, "gptq", "awq", "compressed-tensors")
 """The last three, as vLLM names them, only check that the checkpoint is of that method."""
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
 MAX_SPECULATIVE_TOKENS = 64

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from ekiden.core.config import ON_LOAD
 from ekiden.core.errors import SetupError
 from ekiden.models.checkpoint import Checkpoint, TensorInfo
 
@@ -19,8 +20,10 @@ _NEUTRAL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "us
 """Fields of config.json that change no number; the dtype is compared with the KV layout."""
 
 
-def model_fingerprint(path: Path) -> str:
+def model_fingerprint(path: Path, quantization: str = "auto") -> str:
     """Hex digest over the config and, of every tensor, its name, dtype, shape and a sample.
+
+    ``quantization`` (``--quantization``) is said behind it where it changes the weights.
 
     The sample is ``SAMPLE_BYTES`` from the start, the middle and the end of each tensor, so a
     fine-tune of the same shape gets another name while gigabytes stay unread. How tensors are
@@ -30,7 +33,8 @@ def model_fingerprint(path: Path) -> str:
         SetupError: as ``Checkpoint.open``, or config.json cannot be read.
     """
     digest = hashlib.sha256(b"ekiden-model-v1")
-    _field(digest, _config_bytes(path / "config.json"))
+    config = _config(path / "config.json")
+    _field(digest, msgspec.json.encode(config, order="deterministic"))
     tensors = Checkpoint.open(path).tensors
     streams: dict[Path, BinaryIO] = {}
     try:
@@ -43,7 +47,8 @@ def model_fingerprint(path: Path) -> str:
     finally:
         for stream in streams.values():
             stream.close()
-    return digest.hexdigest()
+    on_load = quantization in ON_LOAD and not config.get("quantization_config")
+    return digest.hexdigest() + (f"+{quantization}" if on_load else "")
 
 
 def tokenizer_fingerprint(path: Path) -> str:
@@ -54,13 +59,12 @@ def tokenizer_fingerprint(path: Path) -> str:
     return "none"
 
 
-def _config_bytes(file: Path) -> bytes:
+def _config(file: Path) -> dict[str, object]:
     try:
         config = msgspec.json.decode(file.read_bytes(), type=dict[str, object])
     except (OSError, msgspec.DecodeError) as error:
         raise SetupError(f"{file} cannot be read: {error}") from None
-    kept = {name: value for name, value in config.items() if name not in _NEUTRAL}
-    return msgspec.json.encode(kept, order="deterministic")
+    return {name: value for name, value in config.items() if name not in _NEUTRAL}
 
 
 def _sample(stream: BinaryIO, info: TensorInfo) -> bytes:

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from torch import Tensor
 
+from ekiden.core.config import ON_LOAD
 from ekiden.core.errors import SetupError
 from ekiden.layers.quantised import cut_columns, group_size, quantise, quantise_e4m3
 from ekiden.layers.weights import DenseWeight, LinearWeight
@@ -45,7 +46,7 @@ def choose_form(stored: QuantizationConfig | None, wanted: str) -> Form:
             f"--quantization {wanted}: the checkpoint is quantised already, by {stored.method}: "
             f"choose auto or {stored.method}, or take the checkpoint of floats"
         )
-    if wanted in METHODS and wanted != "fp8":
+    if wanted in METHODS and wanted not in ON_LOAD:
         raise SetupError(
             f"--quantization {wanted}: the checkpoint's config.json has no quantization_config: "
             "choose auto to take it as it is, or int8, int4 or fp8 to quantise it"

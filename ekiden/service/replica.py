@@ -53,7 +53,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             replica_id=config.replica_id or new_replica_id(config.role),
             role=config.role,
             epoch=new_epoch(),
-            model_fingerprint=model_fingerprint(directory),
+            model_fingerprint=model_fingerprint(directory, config.engine.quantization),
             tokenizer_fingerprint=tokenizer_fingerprint(directory),
         )
 
