@@ -18,6 +18,8 @@
 namespace ekiden {
 namespace {
 
+constexpr int kFedStrips = 4;
+
 // A thread's own memory.
 template <class T>
 struct Workspace {
@@ -60,6 +62,7 @@ class Attention {
 
  private:
   void load_queries(const Item& item, int64_t head);
+  void look_ahead(const Item& item, int64_t next, int strips);
   void add_chunk(const Item& item, int64_t chunk);
   void add_strip(const Item& item, int row, int rows, int64_t start, int keys);
   template <int R>
@@ -82,7 +85,9 @@ class Attention {
   const Call& call_;
   Team& team_;
   Workspace<T>& work_;
-  Paged paged_;
+  Paged paged_, following_;  // of this item, and of the one that probably comes next
+  int64_t following_keys_ = 0;
+  Feed feed_;
   int dim_, words_, columns_;
 };
 
@@ -102,13 +107,27 @@ void Attention<T>::add_chunk(const Item& item, int64_t chunk) {
   const int64_t high = std::min((chunk + 1) * kChunk, item.to);
   for (int64_t start = low; start < high; start += kTile) {
     const int keys = int(std::min<int64_t>(kTile, high - start));
-    work_.tile.load(paged_, start, keys, item.to);
     const int strips = (item.rows() + kStrip - 1) / kStrip;
+    look_ahead(item, start + kTile, strips);
+    work_.tile.load(paged_, start, keys, feed_);
     for (int i = 0; i < strips; ++i) {
       const int row = item.rows() * i / strips, end = item.rows() * (i + 1) / strips;
       const int64_t last = item.position + (item.begin + end - 1) / call_.group;
       if (last >= start) add_strip(item, row, end - row, start, keys);
     }
+  }
+}
+
+// Where few rows share a tile, its memory is what takes the time.
+template <class T>
+void Attention<T>::look_ahead(const Item& item, int64_t next, int strips) {
+  feed_.rest();
+  if (strips > kFedStrips) return;
+  const int sites = Tile<T>::sites(dim_) + strips * (words_ / 2 + columns_ / 64 * kTile / T::kPack / 2);
+  if (next < item.to) {
+    feed_.aim(paged_, next, std::min<int64_t>(kTile, item.to - next), sites);
+  } else if (following_keys_ > 0) {
+    feed_.aim(following_, 0, std::min<int64_t>(kTile, following_keys_), sites);
   }
 }
 
@@ -129,7 +148,7 @@ template <int R>
 void Attention<T>::add_rows(const Item& item, int row, int64_t start, int keys) {
   const uint32_t* queries = work_.queries + row * words_;
   multiply<T, R, 4>(queries, words_, work_.tile.keys(), kTile, words_, work_.products, kTile,
-                    nullptr);
+                    nullptr, feed_);
   constexpr int kWords = kTile / T::kPack;
   float keep[R];
   for (int r = 0; r < R; ++r) {
@@ -146,11 +165,11 @@ void Attention<T>::add_rows(const Item& item, int row, int64_t start, int keys) 
   int at = 0;
   for (; at + 64 <= columns_; at += 64) {
     multiply<T, R, 4>(work_.weights, kWords, work_.tile.values() + at, columns_, steps, sums + at,
-                      columns_, keep);
+                      columns_, keep, feed_);
   }
   if (at < columns_) {
     multiply<T, R, 2>(work_.weights, kWords, work_.tile.values() + at, columns_, steps, sums + at,
-                      columns_, keep);
+                      columns_, keep, feed_);
   }
 }
 
@@ -169,9 +188,11 @@ void Attention<T>::write(const Item& item, int64_t head) {
 
 template <class T>
 void Attention<T>::begin(const Item& item, int64_t head) {
-  paged_ = call_.paged;
-  paged_.cache += head * call_.head_stride;
-  paged_.table = call_.tables + item.sequence * call_.table_width;
+  paged_ = call_.pages(item.sequence, head);
+  const bool last_head = head + 1 == call_.kv_heads;
+  const int64_t s = item.sequence + last_head;
+  following_keys_ = s < call_.sequences ? call_.lengths[s] : 0;
+  following_ = call_.pages(s, last_head ? 0 : head + 1);
   load_queries(item, head);
 }
 

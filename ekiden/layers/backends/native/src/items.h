@@ -37,6 +37,14 @@ struct Call {
 
   int columns() const { return (paged.head_dim + 31) / 32 * 32; }
 
+  // What KV head `head` of sequence `s` attends to.
+  Paged pages(int64_t s, int64_t head) const {
+    Paged made = paged;
+    made.cache += head * head_stride;
+    made.table = tables + s * table_width;
+    return made;
+  }
+
   bool valid() const {
     return kv_heads > 0 && heads % kv_heads == 0 && paged.head_dim > 0 &&
            paged.head_dim <= kMaxDim && paged.head_dim % 2 == 0 && paged.block_size > 0 &&

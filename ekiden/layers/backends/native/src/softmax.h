@@ -58,7 +58,7 @@ inline void merge(const Sums& whole, int row, const float* values, float peak, f
 // c[r] = c[r] * keep[r] + a[r] x b, over `steps` words; keep null: c is only written.
 template <class T, int R, int V>
 inline void multiply(const uint32_t* a, int lda, const uint32_t* b, int ldb, int steps, float* c,
-                     int ldc, const float* keep) {
+                     int ldc, const float* keep, Feed& feed) {
   __m512 sum[R][V];
   for (int r = 0; r < R; ++r) {
     for (int v = 0; v < V; ++v) {
@@ -70,6 +70,7 @@ inline void multiply(const uint32_t* a, int lda, const uint32_t* b, int ldb, int
     }
   }
   for (int k = 0; k < steps; ++k) {
+    if (k % 2 == 0) feed.some();
     __m512i column[V];
     for (int v = 0; v < V; ++v) column[v] = _mm512_load_si512(b + k * ldb + v * kLanes);
     for (int r = 0; r < R; ++r) {

@@ -40,19 +40,53 @@ inline __m512 decode(const char* from, __mmask16 lanes, CacheFormat format) {
   return _mm512_mul_ps(small, _mm512_set1_ps(256.0f));
 }
 
+// Asks for the memory of the next tile while this one is computed, a few lines at a time: blocks
+// lie too far apart for the processor to foresee, and a burst of requests would stall it.
+class Feed {
+ public:
+  // `count` keys from `start` on, asked for within `sites` calls of `some`.
+  void aim(const Paged& from, int64_t start, int64_t count, int sites) {
+    int lines = 0;
+    for (int64_t at = 0; at < count; at += kLanes) {
+      const char* keys = from.key(start + at);
+      for (int64_t byte = 0; byte < kLanes * from.row_stride; byte += 64) {
+        lines_[lines++] = keys + byte;
+        lines_[lines++] = keys + from.value_offset + byte;
+      }
+    }
+    pace_ = (lines + sites - 1) / sites;
+    // What is asked for twice is there.
+    for (int i = lines; i < sites * pace_; ++i) lines_[i] = lines_[lines - 1];
+    next_ = lines_;
+  }
+
+  // Nothing is asked for until the next aim.
+  void rest() { pace_ = 0; }
+
+  void some() {
+    for (int i = 0; i < pace_; ++i) _mm_prefetch(next_[i], _MM_HINT_T1);
+    next_ += pace_;
+  }
+
+ private:
+  // Rows of float32 and a scale, plus one more line a site at most.
+  const char* lines_[2 * kTile * (kMaxDim * 4 + 64) / 64 + 2048];
+  const char* const* next_ = lines_;
+  int pace_ = 0;
+};
+
 template <class T>
 class Tile {
  public:
   using Element = typename T::Element;
 
-  // `count` keys from position `start` on, a multiple of the tile; `prefetch` as many after them.
-  void load(const Paged& from, int64_t start, int count, int64_t end) {
+  // `count` keys from position `start` on, a multiple of the tile.
+  void load(const Paged& from, int64_t start, int count, Feed& feed) {
+    feed_ = &feed;
     words_ = (from.head_dim + T::kPack - 1) / T::kPack;
     columns_ = (from.head_dim + 31) / 32 * 32;
     for (int at = 0; at < count; at += kLanes) {
       const int rows = count - at < kLanes ? count - at : kLanes;
-      const int64_t next = start + at + kTile;
-      if (next < end) prefetch(from, from.key(next));
       const char* keys = from.key(start + at);
       const char* values = keys + from.value_offset;
       if (from.format == kPlain) {
@@ -65,6 +99,12 @@ class Tile {
     }
   }
 
+  // How often a load calls the feed.
+  static int sites(int head_dim) {
+    const int squares = (head_dim / T::kPack + kLanes - 1) / kLanes;
+    return kTile / kLanes * (2 * squares + kLanes / 4);
+  }
+
   // Words [words][kTile]: word w of every key side by side.
   const uint32_t* keys() const { return keys_; }
   int words() const { return words_; }
@@ -73,14 +113,6 @@ class Tile {
   int columns() const { return columns_; }
 
  private:
-  static void prefetch(const Paged& from, const char* keys) {
-    const int64_t bytes = kLanes * from.row_stride;
-    for (int64_t at = 0; at < bytes; at += 64) {
-      _mm_prefetch(keys + at, _MM_HINT_T0);
-      _mm_prefetch(keys + from.value_offset + at, _MM_HINT_T0);
-    }
-  }
-
   // Rows of bytes as rows of elements, kMaxDim apart: what a cache of this dtype would hold.
   const char* plain(const char* rows, const Paged& from, int count) {
     for (int r = 0; r < count; ++r) {
@@ -105,7 +137,9 @@ class Tile {
         const int row = r < count ? r : count - 1;
         square[r] = _mm512_maskz_loadu_epi32(lanes, rows + row * stride + w * 4);
       }
+      feed_->some();
       transpose(square);
+      feed_->some();
       const int last = words_ - w < kLanes ? words_ - w : kLanes;
       for (int i = 0; i < last; ++i) _mm512_store_si512(keys_ + (w + i) * kTile + at, square[i]);
     }
@@ -117,11 +151,13 @@ class Tile {
   alignas(64) uint32_t values_[kMaxDim * kTile / T::kPack];
   alignas(64) Element plain_[kLanes * kMaxDim];
   int words_ = 0, columns_ = 0;
+  Feed* feed_ = nullptr;
 };
 
 template <>
 inline void Tile<Float>::load_values(const char* rows, int64_t stride, int dim, int at, int count) {
   for (int r = 0; r < count; ++r) {
+    if (r % 4 == 0) feed_->some();
     const char* row = rows + r * stride;
     uint32_t* to = values_ + (at + r) * columns_;
     for (int d = 0; d < columns_; d += kLanes) {
@@ -140,6 +176,7 @@ inline void Tile<BFloat>::load_values(const char* rows, int64_t stride, int dim,
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
   for (int r = 0; r < count; r += 2) {
+    if (r % 4 == 0) feed_->some();
     const char* row = rows + r * stride;
     uint32_t* to = values_ + (at + r) / 2 * columns_;
     for (int d = 0; d < columns_; d += 32) {
