@@ -107,6 +107,13 @@ ENGINE_OPTIONS = (
         help="stages that split the layers",
     ),
     Option(
+        flags=("--device",),
+        field="device",
+        metavar="DEVICE",
+        choices=("cpu", "cuda"),
+        help="cuda gives every rank a card of its own",
+    ),
+    Option(
         flags=("--block-size",),
         field="block_size",
         parse=at_least(1),

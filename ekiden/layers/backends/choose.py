@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 
 import torch
 
@@ -13,13 +14,45 @@ from ekiden.layers.ops import Ops
 logger = logging.getLogger(__name__)
 
 
+LEAST_CAPABILITY = (8, 0)
+"""CUDA devices from here on have the bfloat16 products that the Triton kernels need."""
+
+
 def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
-    """``--kernels``: torch, or ``auto`` for the fastest that works on ``device`` in ``dtype``.
+    """``--kernels``: torch, triton, or ``auto`` for the fastest on ``device`` in ``dtype``.
 
     Raises:
         SetupError: kernels that this device, or this machine, cannot run.
     """
-    if kernels not in ("auto", "torch"):
-        raise SetupError(f"--kernels {kernels} is unknown: choose auto or torch")
+    if kernels not in ("auto", "torch", "triton"):
+        raise SetupError(f"--kernels {kernels} is unknown: choose auto, torch or triton")
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        lacking = _triton_lacks(device)
+        if not lacking:
+            return _triton(device, dtype)
+        if kernels == "triton":
+            raise SetupError(f"--kernels triton cannot run on {device}: {lacking}")
+        logger.warning("kernels of %s are plain torch's, not triton: %s", device, lacking)
     logger.info("kernels of %s in %s: torch", device, dtype)
     return TorchOps()
+
+
+def _triton_lacks(device: torch.device) -> str:
+    """Why the Triton kernels cannot run on ``device``; empty where they can."""
+    if find_spec("triton") is None:
+        return "triton is not installed (pip install 'ekiden[cuda]')"
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < LEAST_CAPABILITY:
+            return "compute capability {}.{} is below {}.{}".format(*capability, *LEAST_CAPABILITY)
+        return ""
+    from triton import knobs
+
+    return "" if knobs.runtime.interpret else "they need --device cuda"
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Ops:
+    from ekiden.layers.backends.triton.ops import TritonOps
+
+    logger.info("kernels of %s in %s: triton", device, dtype)
+    return TritonOps(device)
