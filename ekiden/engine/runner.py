@@ -89,7 +89,7 @@ class Runner:
 
     def _batch(self, chunks: Sequence[Chunk]) -> ForwardBatch:
         return ForwardBatch.build(
-            [Span(c.tokens, c.start, c.blocks, int(bool(c.samples))) for c in chunks],
+            [Span(c.tokens, c.start, c.blocks, c.logit_rows) for c in chunks],
             self._layout.block_size,
             self._cache.device,
         )
