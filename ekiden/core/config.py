@@ -77,8 +77,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: what the model's config says."""
     num_gpu_blocks_override: int = 0
     """KV blocks, whatever the device; 0: from ``kv_cache_memory_bytes``."""
-    kv_cache_memory_bytes: int = 1 << 30
-    """For the whole replica, replicated heads not counted."""
+    kv_cache_memory_bytes: int = 0
+    """For the whole replica, replicated heads not counted; 0: 1 GiB on CPU, and on CUDA what
+    ``gpu_memory_utilization`` leaves."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a card for weights, activations and KV together; not used on CPU."""
     max_num_batched_tokens: int = 512
     """Tokens of one step, prefill chunks and decode rows together."""
     max_num_seqs: int = 64
@@ -110,6 +113,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if value not in choices:
                 raise SetupError(f"{option} {value} is unknown: choose {', '.join(choices)}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SetupError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization:g} is not a share of the "
+                "card: choose above 0 and up to 1"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise SetupError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "

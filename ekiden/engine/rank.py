@@ -110,7 +110,7 @@ def _allocate(layout: KvLayout, rank: int, num_blocks: int, device: torch.device
         size = num_blocks * layout.block_bytes(rank)
         raise SetupError(
             f"rank {rank} cannot allocate {size} bytes of KV cache on {device}: lower "
-            "--kv-cache-memory-bytes or --num-gpu-blocks-override"
+            "--kv-cache-memory or --num-gpu-blocks-override"
         ) from error
 
 

@@ -98,10 +98,12 @@ def _qkv(site: Site, prefix: str, spec: AttentionSpec, share: HeadShare) -> Colu
 def _norm(site: Site, prefix: str, spec: AttentionSpec) -> HeadNorm | None:
     if spec.qk_norm != "head":
         return None
+    names, offset = ("q_norm", "k_norm"), spec.norm_offset
     q_D, k_D = (
-        site.source.take(f"{prefix}.{name}.weight", (spec.head_dim,)).float() + spec.norm_offset
-        for name in ("q_norm", "k_norm")
+        site.source.take(f"{prefix}.{name}.weight", (spec.head_dim,)).float() for name in names
     )
+    if offset:
+        q_D, k_D = q_D + offset, k_D + offset
     return HeadNorm(q_D, k_D, spec.norm_eps)
 
 

@@ -26,7 +26,10 @@ class RMSNorm:
         Raises:
             SetupError: as ``WeightSource.take``.
         """
-        return cls(site.source.take(name, (width,)).float() + offset, eps, site.ops)
+        weight = site.source.take(name, (width,)).float()
+        # Where nothing is added nothing is computed: torch's first sum on the device ``meta``, with
+        # which models are weighed, brings the compiler in, a second and a half.
+        return cls(weight + offset if offset else weight, eps, site.ops)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.norm(x, self.weight, self.eps)

@@ -51,7 +51,7 @@ def read_slice(
     """``info``'s tensor [rows, columns], contiguous and owned; None takes all of an axis.
 
     ``info.dtype`` is a key of ``DTYPES``, which is also the dtype where none is given;
-    ``columns`` are a matrix's. No row outside ``rows`` is read.
+    ``columns`` are a matrix's. No row outside ``rows`` is read, and on ``meta`` none at all.
 
     Raises:
         SetupError: the file cannot be opened or mapped.
@@ -60,7 +60,7 @@ def read_slice(
     tail = list(info.shape[1:])
     taken = [columns[1] - columns[0]] if columns else tail
     out = torch.empty([last - first, *taken], dtype=dtype or DTYPES[info.dtype], device=device)
-    for start, flat in _windows(info, first, last):
+    for start, flat in () if out.is_meta else _windows(info, first, last):
         part = flat.view(-1, *tail)
         stop = start + len(part)
         out[start - first : stop - first] = part[:, slice(*columns)] if columns else part

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ekiden.core.config import EngineConfig
     from ekiden.layers.batch import ForwardBatch
+    from ekiden.layers.ops import Ops
     from ekiden.models.config import ModelConfig
     from ekiden.models.weights import Progress
     from ekiden.parallel.mesh import Mesh
@@ -53,9 +54,12 @@ def load_model(
     mesh: Mesh,
     device: torch.device | str,
     progress: Progress | None = None,
+    ops: Ops | None = None,
 ) -> Model:
     """Read this rank's slices of the checkpoint in ``config.model_dir``.
 
+    ``ops`` are the kernels to make ready for, those of ``config.kernels`` if None. On the device
+    ``meta`` nothing is read, and the model has the shapes of its weights without their numbers.
     ``progress(done, total)`` is called after every tensor, in bytes of what the stage needs.
 
     Raises:
@@ -80,8 +84,8 @@ def load_model(
         progress=progress,
         form=choose_form(model.quantization, config.quantization),
     )
-    ops = choose_ops(config.kernels, target, dtype)
-    site = Site(source=source, tp=mesh.tp, ops=ops, device=target)
+    chosen = ops or choose_ops(config.kernels, target, dtype)
+    site = Site(source=source, tp=mesh.tp, ops=chosen, device=target)
     loaded = family.load_stage(model, config, mesh, site, dtype)
     source.finish()
     return cast(Model, loaded)
