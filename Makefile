@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
-.PHONY: help demo up test test-full check proto bench compose-test install install-dev clean
+.PHONY: help demo up test test-full check proto bench bench-engine compose-test install install-dev clean
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -15,6 +15,7 @@ help:
 	@echo "make check         lint, format, types, import rules, stubs, CUDA kernels compiled, command line"
 	@echo "make proto         generate the gRPC stubs"
 	@echo "make bench         times of the whole stack on this machine (ARGS=... for ekiden up)"
+	@echo "make bench-engine  our engine beside its peers, with floors (ARGS=--help)"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
 	@echo "make clean         remove .venv and caches"
 
@@ -50,6 +51,9 @@ proto: install-dev
 
 bench: install
 	@$(BIN)/python scripts/bench.py $(ARGS)
+
+bench-engine: install-dev
+	@$(BIN)/python scripts/bench_engine.py $(ARGS)
 
 compose-test:
 	@compose/test.sh

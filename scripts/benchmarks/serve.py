@@ -1,0 +1,106 @@
+"""The worker's side of ``worker.py``. Standard library only: a peer's environment runs it too."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+TOKENS = range(1000, 30000)
+"""Ordinary tokens of every model that is measured."""
+
+
+class Engine(Protocol):
+    """An engine that is driven step by step, so that several can take turns on one machine."""
+
+    def start(self, prompts: list[list[int]], max_tokens: int) -> None:
+        """Add requests: greedy, no end before ``max_tokens``."""
+
+    def step(self) -> int:
+        """Run one step; the output tokens that came out of it."""
+
+    def stop(self) -> None:
+        """Forget all requests."""
+
+    def counters(self) -> dict[str, float]:
+        """Figures of the engine's own, adding up over its life; empty for most."""
+
+
+def serve(make: Callable[[], Engine]) -> None:
+    """Make the engine, say so, then answer until the input closes.
+
+    ``prefill`` of ``tokens`` -> ``seconds``; ``open`` of ``batch`` streams with ``context`` tokens
+    each; ``decode`` of ``steps`` -> ``seconds``, ``tokens`` and what the counters added; ``close``;
+    ``generate`` for ``batch`` prompts of ``context`` tokens -> ``seconds``, ``tokens``, prefill
+    included.
+    """
+    answers = _private_output()
+    engine = make()
+    bench = _Bench(engine)
+    _say(answers, {"ready": True})
+    for line in sys.stdin:
+        command = json.loads(line)
+        _say(answers, getattr(bench, command.pop("op"))(**command))
+
+
+class _Bench:
+    """The operations, by name. Prompts never repeat, so nothing is found in a prefix cache."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._chance = random.Random(1)
+        self._batch = 0
+
+    def prefill(self, tokens: int) -> dict[str, float]:
+        began = time.perf_counter()
+        self._engine.start(self._prompts(1, tokens), 1)
+        self._run(1)
+        return {"seconds": time.perf_counter() - began}
+
+    def open(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
+        self._engine.start(self._prompts(batch, context), max_tokens)
+        self._batch = batch
+        self._run(3 * batch)  # all are decoding, and what the first steps set up is set up
+        return {}
+
+    def decode(self, steps: int) -> dict[str, float]:
+        before = self._engine.counters()
+        began = time.perf_counter()
+        tokens = self._run(steps * self._batch)
+        seconds = time.perf_counter() - began
+        added = {name: now - before[name] for name, now in self._engine.counters().items()}
+        return {"seconds": seconds, "tokens": tokens, **added}
+
+    def close(self) -> dict[str, float]:
+        self._engine.stop()
+        return {}
+
+    def generate(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
+        began = time.perf_counter()
+        self._engine.start(self._prompts(batch, context), max_tokens)
+        tokens = self._run(batch * max_tokens)
+        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+
+    def _run(self, tokens: int) -> int:
+        done = 0
+        while done < tokens:
+            done += self._engine.step()
+        return done
+
+    def _prompts(self, batch: int, tokens: int) -> list[list[int]]:
+        return [self._chance.choices(TOKENS, k=tokens) for _ in range(batch)]
+
+
+def _private_output() -> int:
+    """The descriptor for answers; whatever else the process prints goes to its error output."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _say(answers: int, what: dict[str, Any]) -> None:
+    os.write(answers, (json.dumps(what) + "\n").encode())
