@@ -1,15 +1,12 @@
 // A tile of 64 keys of one KV head, read from the cache's blocks into the order that dot products
 // take. One per thread.
 #pragma once
-#include "vector.h"
+#include "scaled.h"
 
 namespace ekiden {
 
 constexpr int kTile = 64;
 constexpr int kMaxDim = 256;
-
-// A cache row: numbers in the activations' dtype, or bytes and behind them a float32 scale.
-enum CacheFormat : int64_t { kPlain = 0, kInt8 = 1, kE4M3 = 2 };
 
 // Where one sequence's keys of one layer and KV head lie. Strides in bytes.
 struct Paged {
@@ -26,19 +23,6 @@ struct Paged {
     return cache + block * block_stride + position % block_size * row_stride;
   }
 };
-
-// Sixteen bytes of a quantised row as floats, not scaled yet.
-inline __m512 decode(const char* from, __mmask16 lanes, CacheFormat format) {
-  const __m128i bytes = _mm_maskz_loadu_epi8(lanes, from);
-  if (format == kInt8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-  // Shifted into place, e4m3 is a float16 whose exponent is 8 too small, subnormals included.
-  const __m256i wide = _mm256_cvtepi8_epi16(bytes);
-  const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(int16_t(0x8000)));
-  const __m256i rest =
-      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(int16_t(0x3f80)));
-  const __m512 small = _mm512_cvtph_ps(_mm256_or_si256(sign, rest));
-  return _mm512_mul_ps(small, _mm512_set1_ps(256.0f));
-}
 
 // Asks for the memory of the next tile while this one is computed, a few lines at a time: blocks
 // lie too far apart for the processor to foresee, and a burst of requests would stall it.
@@ -117,13 +101,7 @@ class Tile {
   const char* plain(const char* rows, const Paged& from, int count) {
     for (int r = 0; r < count; ++r) {
       const char* row = rows + r * from.row_stride;
-      float scale;
-      __builtin_memcpy(&scale, row + from.head_dim, sizeof scale);
-      for (int d = 0; d < from.head_dim; d += kLanes) {
-        const __mmask16 lanes = first(from.head_dim - d);
-        const __m512 x = _mm512_mul_ps(decode(row + d, lanes, from.format), _mm512_set1_ps(scale));
-        T::store(plain_ + r * kMaxDim + d, x, lanes);
-      }
+      decode_row<T>(row, from.head_dim, from.format, plain_ + r * kMaxDim);
     }
     return reinterpret_cast<const char*>(plain_);
   }
