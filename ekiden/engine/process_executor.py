@@ -26,6 +26,7 @@ from ekiden.engine.feed import tokens_of
 from ekiden.engine.in_flight import InFlight, PortMail, Startup
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.rank_link import RankLink, RankLoop
+from ekiden.engine.tables import TablePacker
 from ekiden.engine.wire import (
     Beat,
     Broken,
@@ -40,6 +41,7 @@ from ekiden.engine.wire import (
     Tokens,
     ToPort,
     Up,
+    frame,
 )
 from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout
@@ -95,6 +97,7 @@ class ProcessExecutor:
         self._to_tell = ranks_to_tell(self._layout, config)
         self._in_flight = InFlight(ranks, self._max_in_flight, self._layout.tp)
         self._startup = Startup(ranks, self._clock)
+        self._tables = TablePacker()
         self._mail = PortMail()
         self._has_port = port is not None
         self._silence_s = silence_s
@@ -162,8 +165,9 @@ class ProcessExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         self._in_flight.submit(plan.step)
+        message = frame(Step(*self._tables.pack(plan)))
         for link in self._links:
-            self._send(link, Step(plan))
+            self._write(link, message)
 
     def collect(self, timeout_s: float) -> StepResult:
         return self._in_flight.collect(timeout_s)
@@ -212,7 +216,10 @@ class ProcessExecutor:
             link.ended.wait(max(0.0, deadline - self._clock.now()))
 
     def _send(self, link: RankLink, message: Down) -> None:
-        if link.send(message):
+        self._write(link, frame(message))
+
+    def _write(self, link: RankLink, data: bytes) -> None:
+        if link.send(data):
             self._loop.wake()
 
     # From here on: called on the loop's thread.
@@ -239,9 +246,9 @@ class ProcessExecutor:
     def _tell_tokens(self, rank: int, result: StepResult) -> None:
         """Let a step that was planned ahead go on, without a word to the engine's thread."""
         if self._to_tell and result.sampled and rank == sampling_rank(self._layout):
-            tokens = Tokens(result.step, tokens_of(result.sampled))
+            tokens = frame(Tokens(result.step, tokens_of(result.sampled)))
             for other in self._to_tell:
-                self._send(self._links[other], tokens)
+                self._write(self._links[other], tokens)
 
     def _on_end(self, rank: int, how: str) -> None:
         if not self._closed:

@@ -19,7 +19,7 @@ from threading import Event, Lock, Thread
 from ekiden.core.clock import Clock
 from ekiden.core.env import for_child
 from ekiden.core.errors import ReplicaFailed
-from ekiden.engine.wire import Down, FrameReader, Up, frame
+from ekiden.engine.wire import FrameReader, Up
 
 MAX_BACKLOG = 512 << 20
 """Bytes that may wait for a rank that does not read. Plans are kilobytes, a handful in flight."""
@@ -60,13 +60,12 @@ class RankLink:
                 start_new_session=True,
             )
 
-    def send(self, message: Down) -> bool:
-        """Send without waiting. True if some of it is left for the loop to write.
+    def send(self, data: bytes) -> bool:
+        """Send a frame without waiting. True if some of it is left for the loop to write.
 
         Raises:
             ReplicaFailed: MAX_BACKLOG bytes are waiting already.
         """
-        data = frame(message)
         with self._lock:
             if len(self._backlog) + len(data) > MAX_BACKLOG:
                 raise ReplicaFailed(

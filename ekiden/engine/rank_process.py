@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from ekiden.core.errors import EkidenError, InvariantBroken, SetupError
+from ekiden.engine.tables import TableReader
 from ekiden.engine.wire import (
     Beat,
     Broken,
@@ -143,10 +144,11 @@ def _open_rank(wire: RankWire, setup: Setup, mesh: Mesh) -> Rank:
 
 
 def _serve(wire: RankWire, rank: Rank) -> None:
+    tables = TableReader()
     while True:
         match wire.receive():
-            case Step(plan):
-                rank.feed.put(plan)
+            case Step(plan, kept):
+                rank.feed.put(tables.unpack(plan, kept))
             case ToPort(message):
                 rank.feed.put(message)
             case Tokens(step, tokens):

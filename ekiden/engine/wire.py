@@ -49,7 +49,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
+    """A step, its block tables packed (``ekiden.engine.tables``)."""
+
     plan: StepPlan
+    kept: tuple[int, ...]
 
 
 class ToPort(msgspec.Struct, frozen=True, tag="port"):

@@ -65,4 +65,4 @@ def _load(model: Any, config: Any, mesh: Mesh, *ignored: Any) -> DelayModel:
     return DelayModel(model.vocab_size, mesh)
 
 
-rank.load_model = _load
+vars(rank)["load_model"] = _load

@@ -85,7 +85,7 @@ def setup(small_model: ModelConfig) -> Setup:
 
 def test_a_rank_receives_what_the_driver_sent(setup: Setup) -> None:
     ours, theirs = socket.socketpair()
-    sent = [setup, Step(PLAN), ToPort(b"\0\1"), Close()]
+    sent = [setup, Step(PLAN, (1,)), ToPort(b"\0\1"), Close()]
     with ours, theirs:
         ours.sendall(b"".join(frame(message) for message in sent))
         wire = RankWire(theirs)
@@ -95,7 +95,7 @@ def test_a_rank_receives_what_the_driver_sent(setup: Setup) -> None:
 def test_a_rank_notices_in_receive_and_in_send_that_its_driver_is_gone() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        ours.sendall(frame(Step(PLAN))[:10])
+        ours.sendall(frame(Step(PLAN, (1,)))[:10])
         ours.close()
         wire = RankWire(theirs)
         with pytest.raises(DriverGone):
