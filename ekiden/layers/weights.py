@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def join(weights: Sequence[LinearWeight]) -> LinearWeight:
 def _join_grouped(weights: Sequence[GroupedWeight]) -> GroupedWeight:
     first = weights[0]
     for other in weights[1:]:
-        if first.order is not None and not torch.equal(first.order, cast(Tensor, other.order)):
+        if not _same_order(first.order, other.order):
             raise SetupError(
                 "matrices over the same input were quantised with their inputs in different "
                 "orders (desc_act): quantise q, k and v, and gate and up, together"
@@ -142,6 +142,13 @@ def _join_grouped(weights: Sequence[GroupedWeight]) -> GroupedWeight:
         group_size=first.group_size,
         order=first.order,
     )
+
+
+def _same_order(one: Tensor | None, other: Tensor | None) -> bool:
+    """Both are there or neither is; on ``meta`` there are no numbers that could differ."""
+    if one is None or other is None:
+        return one is other
+    return one.is_meta or torch.equal(one, other)
 
 
 def _kind(weight: LinearWeight) -> str:

@@ -223,7 +223,7 @@ class PackedReader:
 
 def unpack(words: Tensor, bits: int) -> Tensor:
     """int32 [R, W] to uint8 [R, W * 32 / bits]; the lowest bits of a word come first."""
-    numbers = words.contiguous().view(torch.uint8)
+    numbers = words.contiguous().flatten().view(torch.uint8).view(len(words), -1)
     if bits == 8:
         return numbers
     return torch.stack((numbers & 15, numbers >> 4), dim=-1).flatten(1)

@@ -165,7 +165,9 @@ class Replica:
         block_size: int = 16,
         dtype: str = "auto",
         kernels: str = "auto",
+        **options: Any,
     ) -> None:
+        """``options`` are fields of the engine's configuration."""
         self.config = EngineConfig(
             model_dir=path,
             model_name="tiny",
@@ -174,6 +176,7 @@ class Replica:
             block_size=block_size,
             dtype=dtype,
             kernels=kernels,
+            **options,
         ).check()
         self.model = ModelConfig.from_dir(path)
         layout = kv_layout(self.model, self.config)
