@@ -82,6 +82,17 @@ def speculative(text: str) -> SpeculativeConfig:
     return config
 
 
+def share(text: str) -> float:
+    """A part of a whole: above 0, up to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: above 0 and up to 1, as 0.9")
+    return value
+
+
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One option: its spellings, the field it fills, how its text is read."""
 
@@ -152,14 +163,22 @@ ENGINE_OPTIONS = (
         flags=("--num-gpu-blocks-override",),
         field="num_gpu_blocks_override",
         parse=at_least(0),
-        help="KV blocks, on any device; 0: as many as --kv-cache-memory-bytes holds",
+        help="KV blocks, on any device; 0: as many as there is memory for",
     ),
     Option(
-        flags=("--kv-cache-memory-bytes",),
+        flags=("--kv-cache-memory", "--kv-cache-memory-bytes"),
         field="kv_cache_memory_bytes",
         parse=size,
         metavar="SIZE",
-        help="KV memory of the whole replica, e.g. 1GiB",
+        help="KV of the whole replica, e.g. 1GiB, which is what 0 means on cpu; 0 on cuda: what "
+        "--gpu-memory-utilization leaves",
+    ),
+    Option(
+        flags=("--gpu-memory-utilization",),
+        field="gpu_memory_utilization",
+        parse=share,
+        metavar="SHARE",
+        help="of a CUDA card, for weights, activations and KV together",
     ),
     Option(
         flags=("--max-num-batched-tokens",),

@@ -1,7 +1,8 @@
 """One replica from the inside: its ranks, its engine, what it says of itself.
 
-Start-up, in order: bind the port (a busy one is told at once), read the model's config, spawn the
-ranks (they load the weights), open the sessions, start the engine's thread.
+Start-up, in order: bind the port (a busy one is told at once), read the model's config, foretell
+the memory and refuse what does not fit, spawn the ranks (they load the weights), open the sessions,
+start the engine's thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ekiden.core.config import EngineConfig, ServiceConfig
 from ekiden.core.hashes import SCHEME
 from ekiden.core.ids import new_epoch, new_replica_id
 from ekiden.core.types import BlockBooks, ReplicaStats
+from ekiden.engine.admission import admit
 from ekiden.engine.engine import Engine
 from ekiden.engine.executor import Executor
 from ekiden.engine.process_executor import ProcessExecutor
@@ -145,14 +147,15 @@ def _spawn(
     identity: Identity,
     progress: Callable[[str, int, int], None] | None,
 ) -> ProcessExecutor:
-    return ProcessExecutor(
-        engine,
-        model,
-        port=PORT,
-        port_options=encode(PortOptions(transport=config.transport)),
-        epoch=identity.epoch,
-        progress=progress,
-    )
+    with admit(model, engine, identity.replica_id):
+        return ProcessExecutor(
+            engine,
+            model,
+            port=PORT,
+            port_options=encode(PortOptions(transport=config.transport)),
+            epoch=identity.epoch,
+            progress=progress,
+        )
 
 
 def resident_bytes() -> int:

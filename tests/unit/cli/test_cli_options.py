@@ -28,7 +28,8 @@ def test_every_option_reaches_its_field():
     config = worker(
         *("-tp", "3", "-pp", "2", "--block-size", "32", "--dtype", "float32"),
         *("--max-model-len", "100", "--num-gpu-blocks-override", "7"),
-        *("--kv-cache-memory-bytes", "2MiB", "--max-num-batched-tokens", "99"),
+        *("--kv-cache-memory", "2MiB", "--max-num-batched-tokens", "99"),
+        *("--gpu-memory-utilization", "0.5"),
         *("--speculative-config", '{"num_speculative_tokens": 4, "prompt_lookup_max": 3}'),
         *("--max-num-seqs", "9", "--threads-per-rank", "4", "--no-enable-prefix-caching"),
         "--no-async-scheduling",
@@ -46,6 +47,7 @@ def test_every_option_reaches_its_field():
         max_model_len=100,
         num_gpu_blocks_override=7,
         kv_cache_memory_bytes=2 << 20,
+        gpu_memory_utilization=0.5,
         max_num_batched_tokens=99,
         max_num_seqs=9,
         threads_per_rank=4,
@@ -104,6 +106,10 @@ def test_gateway_serves_several_models_by_name(tmp_path: Path):
     assert gateway_models(paths, ["x", "y"]) == {"x": tmp_path / "a", "y": tmp_path / "b"}
 
 
+def test_vllms_spelling_of_the_kv_memory_is_understood_too():
+    assert worker("--kv-cache-memory-bytes", "3MiB") == worker("--kv-cache-memory", "3MiB")
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1024", 1024), ("1GiB", 1 << 30), ("1.5K", 1500), ("500MB", 500_000_000), ("2gi", 2 << 30)],
@@ -118,6 +124,7 @@ def test_sizes_are_read_with_units(text: str, value: int):
         (["serve", "decode", "--model", "m", "-tp", "0"], "at least 1"),
         (["serve", "decode", "--model", "m", "--block-size", "x"], "not a whole number"),
         (["serve", "decode", "--model", "m", "--kv-cache-memory-bytes", "1 TB"], "1GiB"),
+        (["serve", "decode", "--model", "m", "--gpu-memory-utilization", "90"], "up to 1"),
         (["serve", "decode", "--model", "m", "--drain-grace", "nan"], "number of seconds"),
         (["serve", "decode", "--model", "m", "--dtype", "int8"], "bfloat16"),
         (["serve", "decode", "--model", "m", "--block", "16"], "unrecognized"),
