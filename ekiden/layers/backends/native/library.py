@@ -44,6 +44,7 @@ class KernelError(IntEnum):
     BAD_ARGUMENT = 2
     NO_ROOM = 3
     FORKED = 4
+    RANK_MISSING = 5
 
 
 REASONS = {
@@ -51,6 +52,7 @@ REASONS = {
     KernelError.BAD_ARGUMENT: "an argument it cannot take",
     KernelError.NO_ROOM: "it wants more scratch memory than a team has",
     KernelError.FORKED: "its threads stayed in the parent process",
+    KernelError.RANK_MISSING: "another rank did not come in time, or gave up",
 }
 
 

@@ -42,6 +42,7 @@ enum Error : int32_t {
   kBadArgument = 2,
   kNoRoom = 3,   // wants more scratch than a team has
   kForked = 4,   // the threads stayed in the parent process
+  kRankMissing = 5,  // another rank did not come in time, or gave up
 };
 
 // Address space for scratch, in bytes: a page is real once it is touched.
