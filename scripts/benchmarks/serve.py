@@ -33,10 +33,10 @@ class Engine(Protocol):
 def serve(make: Callable[[], Engine]) -> None:
     """Make the engine, say so, then answer until the input closes.
 
-    ``prefill`` of ``tokens`` -> ``seconds``; ``open`` of ``batch`` streams with ``context`` tokens
-    each; ``decode`` of ``steps`` -> ``seconds``, ``tokens`` and what the counters added; ``close``;
-    ``generate`` for ``batch`` prompts of ``context`` tokens -> ``seconds``, ``tokens``, prefill
-    included.
+    ``prefill`` of ``tokens``; ``open`` of ``batch`` streams with ``context`` tokens each, then
+    ``decode`` of ``steps``, then ``close``; ``generate`` for ``batch`` prompts of ``context``
+    tokens, prefill included. What takes time answers with ``seconds``, the output ``tokens``, and
+    what was added to the engine's counters.
     """
     answers = _private_output()
     engine = make()
@@ -56,10 +56,7 @@ class _Bench:
         self._batch = 0
 
     def prefill(self, tokens: int) -> dict[str, float]:
-        began = time.perf_counter()
-        self._engine.start(self._prompts(1, tokens), 1)
-        self._run(1)
-        return {"seconds": time.perf_counter() - began}
+        return self._timed(self._prompts(1, tokens), 1, 1)
 
     def open(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
         self._engine.start(self._prompts(batch, context), max_tokens)
@@ -68,22 +65,25 @@ class _Bench:
         return {}
 
     def decode(self, steps: int) -> dict[str, float]:
-        before = self._engine.counters()
-        began = time.perf_counter()
-        tokens = self._run(steps * self._batch)
-        seconds = time.perf_counter() - began
-        added = {name: now - before[name] for name, now in self._engine.counters().items()}
-        return {"seconds": seconds, "tokens": tokens, **added}
+        return self._timed([], 0, steps * self._batch)
 
     def close(self) -> dict[str, float]:
         self._engine.stop()
         return {}
 
     def generate(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
+        return self._timed(self._prompts(batch, context), max_tokens, batch * max_tokens)
+
+    def _timed(self, prompts: list[list[int]], max_tokens: int, tokens: int) -> dict[str, float]:
+        """Start the prompts, if there are any, and run until so many tokens came out."""
+        before = self._engine.counters()
         began = time.perf_counter()
-        self._engine.start(self._prompts(batch, context), max_tokens)
-        tokens = self._run(batch * max_tokens)
-        return {"seconds": time.perf_counter() - began, "tokens": tokens}
+        if prompts:
+            self._engine.start(prompts, max_tokens)
+        done = self._run(tokens)
+        seconds = time.perf_counter() - began
+        added = {name: now - before[name] for name, now in self._engine.counters().items()}
+        return {"seconds": seconds, "tokens": done, **added}
 
     def _run(self, tokens: int) -> int:
         done = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import subprocess
@@ -70,6 +71,12 @@ def _ready_url(up: subprocess.Popen[str]) -> str:
         if match := re.match(r"ready: .* on (http\S+)", line):
             return match[1]
     sys.exit("bench: `ekiden up` did not get ready")
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least ``percent`` % of the values do not exceed."""
+    ranked = sorted(values)
+    return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 
 
 def prompt_of(chance: random.Random, tokens: int) -> list[int]:
