@@ -23,7 +23,13 @@ from kv_transfer.wire import PortOptions
 
 torch.set_num_threads(1)
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
 EMPTY = -1.0
 
 
@@ -65,14 +71,19 @@ def layout(
 
 
 def truth(kv: KvLayout, rank: int, tokens: int, seed: int = 0) -> torch.Tensor:
-    """[tokens, heads, layers, 2, head_dim] of ``rank``: every element differs from every other."""
+    """[tokens, heads, layers, 2, row] of ``rank``: every element differs from every other (of one
+    byte: from those near it)."""
     r = kv.ranks[rank]
-    shape = (tokens, kv.num_kv_heads, kv.num_layers, 2, kv.head_dim)
-    count = tokens * kv.num_kv_heads * kv.num_layers * 2 * kv.head_dim
+    shape = (tokens, kv.num_kv_heads, kv.num_layers, 2, kv.row_width)
+    count = tokens * kv.num_kv_heads * kv.num_layers * 2 * kv.row_width
     values = (torch.arange(count, dtype=torch.int64) * 2654435761 + seed * 97) % (1 << 24)
     if kv.dtype != "float32":
         values = values % 251
-    whole = values.to(DTYPES[kv.dtype]).reshape(shape)
+    dtype = DTYPES[kv.dtype]
+    # Any byte may stand in a quantised row, for a scale is made of any four.
+    whole = (
+        values.to(torch.uint8).view(dtype) if dtype.itemsize == 1 else values.to(dtype)
+    ).reshape(shape)
     return whole[:, r.head_start : r.head_stop, r.layer_start : r.layer_stop]
 
 
@@ -242,8 +253,8 @@ class Pair:
         kv = self.decode.kv
         return all(
             torch.equal(
-                read(cache, kv, target_blocks, tokens)[start:],
-                truth(kv, rank, tokens, seed=send)[start:],
+                read(cache, kv, target_blocks, tokens)[start:].contiguous().view(torch.uint8),
+                truth(kv, rank, tokens, seed=send)[start:].contiguous().view(torch.uint8),
             )
             for rank, cache in enumerate(self.decode.caches)
         )

@@ -1,0 +1,97 @@
+"""A quantised cache moves with its scales: bit for bit, whatever the layouts, and decode goes on
+from it as the one process does that computed the prompt."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kv_rig import Pair, describe, layout
+
+from ekiden.cache.layout import KvLayout
+from ekiden.core.clock import ManualClock
+from ekiden.core.errors import SetupError
+from ekiden.layers.batch import Span
+from ekiden.models.layout import kv_layout
+from kv_transfer.compat import check_pair
+from kv_transfer.reshard import pairs
+from kv_transfer.transports.memory import Hub, MemoryTransport
+from tests.unit.models.tiny import Replica, make_checkpoint, random_prompt
+
+KINDS = ("int8", "fp8_e4m3")
+SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def connected(prefill: KvLayout, decode: KvLayout) -> Pair:
+    hub, clock = Hub(), ManualClock()
+    return Pair(prefill, decode, lambda rank: MemoryTransport(hub, clock=clock), clock=clock)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize(
+    ("source", "target"), [((1, 1), (2, 1)), ((4, 1), (1, 2)), ((2, 2), (4, 1))]
+)
+def test_every_byte_arrives_the_scales_too(
+    dtype: str, source: tuple[int, int], target: tuple[int, int]
+) -> None:
+    prefill, decode = (
+        layout(tp=tp, pp=pp, dtype=dtype, head_dim=8, block_size=size)
+        for (tp, pp), size in ((source, 16), (target, 32))
+    )
+    p = connected(prefill, decode)
+    _, send = p.hand_off(90, SOURCE, TARGET[:3])
+    p.run()
+    assert p.equal(send, TARGET[:3], 90)
+    assert sum(pair.token_bytes(prefill) for pair in pairs(prefill, decode)) == sum(
+        decode.block_bytes(rank) // decode.block_size for rank in range(len(decode.ranks))
+    )
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_decode_goes_on_as_the_process_that_computed_the_prompt(tmp_path: Path, dtype: str) -> None:
+    """Prefill on TP1 in two chunks, the hand-off, 12 greedy tokens on TP2 x PP2."""
+    make_checkpoint(tmp_path, "llama3")
+    prompt, count = random_prompt(45, seed=3), 12
+    options = {"kernels": "torch", "kv_cache_dtype": dtype}
+    alone = Replica(tmp_path, **options)
+    prefill, decode = Replica(tmp_path, **options), Replica(tmp_path, tp=2, pp=2, **options)
+    expected = _generate(alone, prompt, _prefill(alone, prompt, SOURCE), count, SOURCE)
+    p = connected(*(kv_layout(r.model, r.config) for r in (prefill, decode)))
+    prefill.caches, decode.caches = p.prefill.caches, p.decode.caches
+    _, offer = p.receiving.open("r", p.prefill.me, 0, len(prompt), TARGET)
+    send = p.sending.open(offer, p.decode.me)
+    first = _prefill(prefill, prompt, SOURCE)
+    p.computed(send, len(prompt), SOURCE)
+    p.run()
+    assert not p.receiving.open_count
+    assert _generate(decode, prompt, first, count, TARGET) == expected
+
+
+def _prefill(replica: Replica, prompt: list[int], blocks: list[int]) -> int:
+    """In two chunks; the hand-off token."""
+    replica.step([Span(prompt[:20], 0, blocks, 1)])
+    return int(replica.step([Span(prompt[20:], 20, blocks, 1)]).argmax())
+
+
+def _generate(
+    replica: Replica, prompt: list[int], first: int, count: int, blocks: list[int]
+) -> list[int]:
+    tokens = [first]
+    while len(tokens) < count:
+        at = len(prompt) + len(tokens) - 1
+        tokens.append(int(replica.step([Span(tokens[-1:], at, blocks, 1)]).argmax()))
+    return tokens
+
+
+def test_two_kv_dtypes_are_refused_with_both_values() -> None:
+    one, other = layout(dtype="int8", head_dim=8), layout(dtype="fp8_e4m3", head_dim=8)
+    with pytest.raises(SetupError, match=r"KV dtype int8 and .* KV dtype fp8_e4m3.*--kv-cache-dt"):
+        check_pair(describe(one, [b"a"], role="prefill"), describe(other, [b"b"], role="decode"))
