@@ -97,6 +97,8 @@ def load() -> ctypes.CDLL:
         ("ekiden_op_bytes", c_int64),
         ("ekiden_kinds", c_int64),
         ("ekiden_pack_dense", None, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
+        ("ekiden_quantised_bytes", c_int64, c_int64, c_int64, c_int64, c_int64, c_int32),
+        ("ekiden_pack_quantised", None, *[c_void_p] * 4, *[c_int64] * 4),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

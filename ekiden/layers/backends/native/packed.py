@@ -15,6 +15,7 @@ from ekiden.layers.backends.native.library import Kind, Op, load, op
 from ekiden.layers.backends.native.memory import allocate
 
 PANEL = 32
+MAX_GROUP = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +58,77 @@ def pack_dense(
     )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedQuantised:
+    """A matrix [outputs, inputs] of 4- or 8-bit weights, with its groups' scales, in panels."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group: int
+    """Weights along a row that share a scale where the kernel is concerned, 8 to 128."""
+    zeros: bool
+    """Whether groups have zero points; else every one is the middle, 8 or 128."""
+    panels: Tensor
+    """uint8, the bytes of the panels."""
+
+
+def pack_quantised(
+    q_NK: Tensor, scales_NG: Tensor, zeros_NG: Tensor | None, *, bits: int, group_size: int
+) -> PackedQuantised:
+    """Pack a matrix whose weights are ``scales[n, g] * (q[n, k] - zeros[n, g])``, g = k // group.
+
+    ``q_NK`` uint8 below 2 ** bits; ``zeros_NG`` uint8, None for 2 ** (bits - 1) everywhere. G is
+    the number of groups, the last of which may be short; one group may hold the whole row.
+
+    Raises:
+        ValueError: bits other than 4 and 8, a group that divides no multiple of 128, other shapes
+            or dtypes.
+    """
+    outputs, inputs = q_NK.shape
+    group = min(group_size, MAX_GROUP)
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, not {bits}")
+    if group_size < 8 or group % 8 or (group_size % MAX_GROUP and MAX_GROUP < group_size < inputs):
+        raise ValueError(
+            f"group_size must be a multiple of 8 up to 128, one of 128, or at least the row's "
+            f"{inputs}, not {group_size}"
+        )
+    groups = -(-inputs // group_size)
+    for name, tensor in (("scales", scales_NG), ("zeros", zeros_NG)):
+        if tensor is not None and tensor.shape != (outputs, groups):
+            raise ValueError(f"{name} must be [{outputs}, {groups}], not {list(tensor.shape)}")
+    if q_NK.dtype != torch.uint8 or (zeros_NG is not None and zeros_NG.dtype != torch.uint8):
+        raise ValueError("weights and zero points must be uint8")
+    # A longer group is several of the kernel's, alike.
+    spread_G = torch.arange(-(-inputs // group)) * group // group_size
+    scales = scales_NG.to(torch.float32)[:, spread_G].contiguous()
+    zeros = None if zeros_NG is None else zeros_NG[:, spread_G].contiguous()
+    q_NK = q_NK.contiguous()
+    library = load()
+    panels = allocate(
+        library.ekiden_quantised_bytes(outputs, inputs, group, bits, int(zeros is not None))
+    )
+    library.ekiden_pack_quantised(
+        q_NK.data_ptr(),
+        scales.data_ptr(),
+        _address(zeros),
+        panels.data_ptr(),
+        outputs,
+        inputs,
+        group,
+        bits,
+    )
+    return PackedQuantised(
+        outputs=outputs,
+        inputs=inputs,
+        bits=bits,
+        group=group,
+        zeros=zeros is not None,
+        panels=panels,
+    )
+
+
 def linear_op(packed: PackedDense, x_MK: Tensor, y_MN: Tensor, bias_N: Tensor | None = None) -> Op:
     """``y = (x @ w.T) * scale + bias``, accumulated in float32.
 
@@ -80,6 +152,30 @@ def linear_op(packed: PackedDense, x_MK: Tensor, y_MN: Tensor, bias_N: Tensor | 
             _address(packed.scale),
         ],
         _numbers(x_MK, y_MN, packed.outputs, packed.inputs),
+    )
+
+
+def quantised_linear_op(
+    packed: PackedQuantised, x_MK: Tensor, y_MN: Tensor, bias_N: Tensor | None = None
+) -> Op:
+    """``y = x @ w.T + bias``; x counts to 2 ** -16 of the largest of each group of a row.
+
+    ``x_MK`` is bfloat16 or float32; all else as ``linear_op``.
+
+    Raises:
+        ValueError: shapes, strides or dtypes that do not fit.
+    """
+    _check(x_MK, y_MN, bias_N, packed.outputs, packed.inputs)
+    return op(
+        Kind.QUANTISED_LINEAR,
+        x_MK.dtype,
+        [x_MK.data_ptr(), packed.panels.data_ptr(), y_MN.data_ptr(), _address(bias_N)],
+        [
+            *_numbers(x_MK, y_MN, packed.outputs, packed.inputs),
+            packed.bits,
+            packed.group,
+            int(packed.zeros),
+        ],
     )
 
 

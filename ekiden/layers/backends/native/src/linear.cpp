@@ -8,19 +8,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "ekiden.h"
+#include "interleave.h"
 #include "strips.h"
 
 namespace ekiden {
 namespace {
 
+// Two registers of sums a row, and two of weights: 26 of 32.
+constexpr int64_t kStripRows = 12;
 // Steps along k between which the sums rest in memory, so that the weights between stay in L2.
 constexpr int64_t kBlockSteps = 2048;
 // Rows whose interleaved form is held at once.
 constexpr int64_t kChunkRows = 64 * kStripRows;
 constexpr int64_t kStripSums = kStripRows * kPanel;
 constexpr int64_t kSumsBytes = kChunkRows / kStripRows * kStripSums * 4;
-constexpr int64_t kStepBytes = kPanel * 4;
 
 struct Tile {
   const uint32_t* x;   // [steps][rows]
@@ -60,34 +61,11 @@ void multiply(const Tile& tile) {
       _mm512_storeu_ps(tile.sums + r * kPanel + h * kLanes, sums[r][h]);
 }
 
-// How far before its use a weight is fetched when it is used once: what was fastest here. With
-// several strips, each fetches its part of what the next block of weights takes.
-constexpr int64_t lead(int64_t rows) { return rows < 3 ? 4096 : rows < 4 ? 6144 : 8192; }
-
 template <class D, int... kRows>
 void multiply_rows(const Tile& tile, int64_t rows, std::integer_sequence<int, kRows...>) {
   using Multiply = void (*)(const Tile&);
   static constexpr Multiply table[] = {multiply<D, kRows + 1>...};
   table[rows - 1](tile);
-}
-
-template <class Out>
-void finish(const Op& op, const float* sums, int64_t row, int64_t rows, int64_t panel) {
-  const int64_t column = panel * kPanel;
-  const float* bias = static_cast<const float*>(op.p[3]);
-  const float* scale = static_cast<const float*>(op.p[4]);
-  auto* y = static_cast<typename Out::Element*>(op.p[2]);
-  for (int64_t h = column; h < std::min(column + kPanel, op.n[1]); h += kLanes) {
-    const __mmask16 lanes = first(op.n[1] - h);
-    const __m512 factor = scale ? Float::load(scale + h, lanes) : _mm512_set1_ps(1.0f);
-    const __m512 added = bias ? Float::load(bias + h, lanes) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < rows; ++r) {
-      __m512 sum = _mm512_loadu_ps(sums + r * kPanel + (h - column));
-      if (scale) sum = _mm512_mul_ps(sum, factor);
-      if (bias) sum = _mm512_add_ps(sum, added);
-      Out::store(y + (row + r) * op.n[4] + h, sum, lanes);
-    }
-  }
 }
 
 // One chunk of rows, from `row` on, whose strips lie interleaved at `x`.
@@ -99,13 +77,9 @@ class Chunk {
         steps_(ceil_div(op.n[2], D::kPack)), panels_(ceil_div(op.n[1], kPanel)) {}
 
   void run(const Team& team) const {
-    const Share share(panels_ * strips_.count, team);
-    for (int64_t item = share.begin; item < share.end;) {
-      const int64_t panel = item / strips_.count, begin = item % strips_.count;
-      const int64_t end = std::min(strips_.count, begin + share.end - item);
+    deal(panels_, strips_, team, [this](int64_t panel, int64_t begin, int64_t end) {
       run_panel(panel, begin, end);
-      item += end - begin;
-    }
+    });
   }
 
  private:
@@ -127,7 +101,7 @@ class Chunk {
                                                     : steps * kStepBytes +
                                                           (strip - begin) * steps * tile.ahead_bytes);
         multiply_rows<D>(tile, rows, std::make_integer_sequence<int, kStripRows>());
-        if (step + steps == steps_) finish<Out>(op_, tile.sums, row_ + row, rows, panel);
+        if (step + steps == steps_) finish<Out>(op_, static_cast<const float*>(op_.p[4]), tile.sums, row_ + row, rows, panel);
       }
     }
   }
@@ -146,7 +120,7 @@ void run(const Op& op, Team& team) {
   const int64_t steps = ceil_div(op.n[2], D::kPack);
   float* sums = reinterpret_cast<float*>(team.scratch);
   for (int64_t row = 0; row < op.n[0]; row += kChunkRows) {
-    const Strips strips(std::min(kChunkRows, op.n[0] - row));
+    const Strips strips(std::min(kChunkRows, op.n[0] - row), kStripRows);
     // One strip is quicker made by every thread for itself than waited for.
     const bool alone = strips.count == 1;
     auto* words = reinterpret_cast<uint32_t*>(alone ? team.scratch + kSumsBytes : team.shared);
@@ -160,10 +134,6 @@ void run(const Op& op, Team& team) {
     Chunk<D, Out>(op, row, strips, words, sums).run(team);
     if (row + kChunkRows < op.n[0]) team.barrier();
   }
-}
-
-bool fits(const Op& op) {
-  return op.n[0] >= 0 && op.n[1] > 0 && op.n[2] > 0 && op.p[0] && op.p[1] && op.p[2];
 }
 
 }  // namespace

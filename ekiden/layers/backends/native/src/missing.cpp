@@ -6,7 +6,6 @@ namespace ekiden {
 #define EKIDEN_MISSING(name) \
   __attribute__((weak)) int name(const Op&, Team&) { return kUnknownKind; }
 
-EKIDEN_MISSING(quantised_linear)
 EKIDEN_MISSING(norm)
 EKIDEN_MISSING(add_norm)
 EKIDEN_MISSING(gated)

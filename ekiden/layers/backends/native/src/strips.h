@@ -1,4 +1,4 @@
-// Rows of activations, interleaved for a kernel that broadcasts them.
+// What linears have in common: rows by strips, panels by threads, and the way out of float32.
 #pragma once
 #include <algorithm>
 
@@ -7,41 +7,55 @@
 
 namespace ekiden {
 
-// Two registers of sums a row, and two of weights: 26 of 32.
-constexpr int64_t kStripRows = 12;
+// One step of a panel: a word of 4 bytes for each output.
+constexpr int64_t kStepBytes = kPanel * 4;
 
-// M rows dealt to as few strips as hold them, equal to within one row.
+// Rows dealt to as few strips as hold them, equal to within one row.
 struct Strips {
   int64_t rows, count;
-  explicit Strips(int64_t rows) : rows(rows), count(ceil_div(rows, kStripRows)) {}
+  Strips(int64_t rows, int64_t most) : rows(rows), count(ceil_div(rows, most)) {}
   int64_t begin(int64_t strip) const { return rows * strip / count; }
   int64_t size(int64_t strip) const { return begin(strip + 1) - begin(strip); }
 };
 
-// Up to 16 words (a float, or two bfloat16) from `k` on of a row of `inputs`; zeros past its end.
-template <class D>
-inline __m512i words(const typename D::Element* row, int64_t k, int64_t inputs) {
-  const int64_t left = inputs - k;
-  if constexpr (D::kPack == 1) return _mm512_maskz_loadu_epi32(first(left), row + k);
-  const __mmask32 some = left >= 32 ? ~__mmask32{0} : (__mmask32{1} << left) - 1;
-  return _mm512_maskz_loadu_epi16(some, row + k);
+// This thread's part of all (panel, strip) pairs as run(panel, first strip, past the last).
+template <class Run>
+void deal(int64_t panels, const Strips& strips, const Team& team, Run run) {
+  const Share share(panels * strips.count, team);
+  for (int64_t item = share.begin; item < share.end;) {
+    const int64_t begin = item % strips.count;
+    const int64_t end = std::min(strips.count, begin + share.end - item);
+    run(item / strips.count, begin, end);
+    item += end - begin;
+  }
 }
 
-// Rows x[rows][stride] to to[words of a row][rows], a word of each row side by side.
-template <class D>
-void interleave(const typename D::Element* x, int64_t stride, int64_t rows, int64_t inputs,
-                uint32_t* to) {
-  const int64_t steps = ceil_div(inputs, D::kPack);
-  for (int64_t step = 0; step < steps; step += kLanes) {
-    __m512i block[kLanes] = {};
-    for (int64_t row = 0; row < rows; ++row)
-      block[row] = words<D>(x + row * stride, step * D::kPack, inputs);
-    if (rows > 1) transpose(block);
-    const int64_t some = rows > 1 ? std::min<int64_t>(kLanes, steps - step) : 1;
-    const __mmask16 lanes = first(rows > 1 ? rows : steps - step);
-    for (int64_t i = 0; i < some; ++i)
-      _mm512_mask_storeu_epi32(to + (step + i) * rows, lanes, block[i]);
+// How far before its use a weight is fetched when it is used once: what was fastest here. With
+// several strips, each fetches its part of what the next block of weights takes.
+constexpr int64_t lead(int64_t rows) { return rows < 3 ? 4096 : rows < 4 ? 6144 : 8192; }
+
+// sums[rows][32] of a panel, times scale, plus bias, to rows of y from `row` on.
+template <class Out>
+void finish(const Op& op, const float* scale, const float* sums, int64_t row, int64_t rows,
+            int64_t panel) {
+  const int64_t column = panel * kPanel;
+  const float* bias = static_cast<const float*>(op.p[3]);
+  auto* y = static_cast<typename Out::Element*>(op.p[2]);
+  for (int64_t h = column; h < std::min(column + kPanel, op.n[1]); h += kLanes) {
+    const __mmask16 lanes = first(op.n[1] - h);
+    const __m512 factor = scale ? Float::load(scale + h, lanes) : _mm512_set1_ps(1.0f);
+    const __m512 added = bias ? Float::load(bias + h, lanes) : _mm512_setzero_ps();
+    for (int64_t r = 0; r < rows; ++r) {
+      __m512 sum = _mm512_loadu_ps(sums + r * kPanel + (h - column));
+      if (scale) sum = _mm512_mul_ps(sum, factor);
+      if (bias) sum = _mm512_add_ps(sum, added);
+      Out::store(y + (row + r) * op.n[4] + h, sum, lanes);
+    }
   }
+}
+
+inline bool fits(const Op& op) {
+  return op.n[0] >= 0 && op.n[1] > 0 && op.n[2] > 0 && op.p[0] && op.p[1] && op.p[2];
 }
 
 }  // namespace ekiden
