@@ -8,8 +8,11 @@ bits: ranks that went on from different bits would drift apart.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -33,6 +36,50 @@ class Counter:
         self.calls += 1
         self.bytes += x.nbytes
         self.seconds += self._clock.now() - start
+
+    def add(self, calls: int, moved: int, seconds: float) -> None:
+        """What was counted elsewhere."""
+        self.calls += calls
+        self.bytes += moved
+        self.seconds += seconds
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedSums:
+    """Memory of one host in which kernels can take a group's sums without Python.
+
+    Tensors are uint8 and are kept here so that their addresses stay good. ``shm.py`` says how the
+    memory is used.
+    """
+
+    entered: Tensor
+    """A counter of the operations entered, 8 bytes in 64, for each rank."""
+    slots: Tensor
+    """[2, ranks, slot_bytes]."""
+    slot_bytes: int
+    failures: Tensor
+    """A flag, 8 bytes in 64, for each rank of the mesh; not 0: it gave up."""
+    books: array[int]
+    """int64: the last operation entered; calls, bytes and nanoseconds that no ``Counter`` has
+    yet; the rank that a failed wait was for."""
+    timeout_s: float
+    counter: Counter
+    absent: Callable[[int], NoReturn]
+    """Raises what ``all_reduce`` raises when it waited for that rank in vain."""
+
+    @property
+    def ranks(self) -> int:
+        return len(self.entered) // 64
+
+    def account(self) -> None:
+        """Add what kernels have summed since the last call to the group's ``counter``."""
+        _, calls, moved, nanoseconds, _ = self.books
+        self.books[1:4] = array("q", [0] * 3)
+        self.counter.add(calls, moved, nanoseconds / 1e9)
+
+    def raise_absent(self) -> NoReturn:
+        """Raises ReplicaFailed for the rank that a kernel waited for in vain."""
+        self.absent(self.books[4])
 
 
 class Communicator(ABC):
@@ -75,6 +122,13 @@ class Communicator(ABC):
         """
         parts = self._parts(x, sizes, dim, root=root)
         return None if parts is None else torch.cat(parts, dim)
+
+    def shared_sums(self) -> SharedSums | None:
+        """Where kernels can take this group's sums themselves; None where they cannot.
+
+        Such a sum is an ``all_reduce`` like any other: every rank takes it, in the same order.
+        """
+        return None
 
     @abstractmethod
     def abort(self, reason: str) -> None:

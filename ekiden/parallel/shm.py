@@ -7,19 +7,23 @@ again for n + 2 once all counters are at n + 1: one wait an operation, no second
 
 **Links.** A ring of slots with a count of those filled and of those emptied.
 
+Kernels may take part in the collectives without Python (``shared_sums``).
+
 Both rely on stores becoming visible in program order, as they do on x86-64 (``segment.py``
 refuses other machines). Everything larger than a slot goes in pieces.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from ekiden.core.errors import InvariantBroken, ReplicaFailed
-from ekiden.parallel.communicator import Communicator, ordered_sum
+from ekiden.parallel.communicator import Communicator, SharedSums, ordered_sum
 from ekiden.parallel.pipeline import Pipeline
 from ekiden.parallel.segment import Segment
 from ekiden.parallel.shm_map import LINE, REASON, ShmMap
@@ -73,13 +77,27 @@ class ShmCommunicator(Communicator):
         self._slot_bytes = layout.slot_bytes
         self._failures = failures
         self._patience = patience
-        self._operation = 0
+        self._books = array("q", [0] * 5)
+        self._shared: SharedSums | None = SharedSums(
+            entered=segment.bytes(layout.counters(pp_rank), layout.tp * LINE),
+            slots=segment.bytes(layout.slot(pp_rank, 0, 0), 2 * layout.tp * layout.slot_bytes),
+            slot_bytes=layout.slot_bytes,
+            failures=segment.bytes(layout.failures, layout.tp * layout.pp * LINE),
+            books=self._books,
+            timeout_s=patience.timeout_s,
+            counter=self.counter,
+            absent=self._raise_absent,
+        )
+
+    def shared_sums(self) -> SharedSums | None:
+        return self._shared
 
     def abort(self, reason: str) -> None:
         self._failures.report(reason)
 
     def close(self) -> None:
         self._slots.clear()
+        self._shared = None
 
     def _sum(self, x: Tensor) -> Tensor:
         flat = x.view(-1)
@@ -108,10 +126,15 @@ class ShmCommunicator(Communicator):
                     flat[start:stop].copy_(slot[: len(flat[start:stop])])
         return parts if reads else None
 
+    @property
+    def _operation(self) -> int:
+        """The last one entered, by Python or by a kernel."""
+        return self._books[0]
+
     def _enter(self, data: Tensor) -> list[Tensor]:
         """Begin the next operation with ``data`` in this rank's slot; give back all slots."""
         self._wait(self._operation)  # so everyone has done with the operation before that
-        self._operation += 1
+        self._books[0] += 1
         slots = self._slots[self._operation % 2]
         slots[self.rank][: len(data)].copy_(data)
         self._entered[self.rank * LINE // 8] = self._operation
@@ -126,10 +149,11 @@ class ShmCommunicator(Communicator):
                 lambda at=at: entered[at] >= operation,  # type: ignore[misc]
                 self._failures.check,
             ):
-                self._failures.check()
-                raise ReplicaFailed(
-                    f"TP rank {rank} did not arrive within {self._patience.timeout_s:g} s"
-                )
+                self._raise_absent(rank)
+
+    def _raise_absent(self, rank: int) -> NoReturn:
+        self._failures.check()
+        raise ReplicaFailed(f"TP rank {rank} did not arrive within {self._patience.timeout_s:g} s")
 
 
 class ShmPipeline(Pipeline):
