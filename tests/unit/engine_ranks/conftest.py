@@ -28,7 +28,7 @@ def small_model() -> ModelConfig:
         qkv_bias=False,
         o_bias=False,
         mlp_bias=False,
-        qk_norm=False,
+        qk_norm="",
         windows=(0,) * 3,
         dtype="float32",
         bos_token_id=None,
