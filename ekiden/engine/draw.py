@@ -18,6 +18,7 @@ all rows that hold a kept token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,8 @@ def race(weights_V: Doubles, seed: int, position: int) -> int:
 
 def race_all(probs_SV: torch.Tensor, keys: Keys) -> Ints:
     """``race`` for every row of ``probs_SV`` (float32)."""
+    if probs_SV.is_cuda and find_spec("triton"):
+        return race_on_device(probs_SV, keys)
     masses_SB = _masses(probs_SV)
     numbers_B = np.arange(masses_SB.shape[1])
     blocks_S = _scores(masses_SB, keys.blocks_S[:, None], numbers_B).argmax(axis=1)
@@ -76,6 +79,14 @@ def race_all(probs_SV: torch.Tensor, keys: Keys) -> Ints:
     weights_SI = probs_SV.gather(1, places).cpu().double().numpy() * (ids_SI < size)
     best_S = _scores(weights_SI, keys.ids_S[:, None], ids_SI).argmax(axis=1)
     return np.asarray(blocks_S * BLOCK + best_S)
+
+
+def race_on_device(probs_SV: torch.Tensor, keys: Keys) -> Ints:
+    """``race_all`` by the Triton kernels: one copy of S numbers back instead of a copy a heat."""
+    from ekiden.layers.backends.triton.draw import draw, key_bits
+
+    both_2S = torch.stack((key_bits(keys.blocks_S), key_bits(keys.ids_S))).to(probs_SV.device)
+    return np.asarray(draw(probs_SV, both_2S[0], both_2S[1]).cpu().numpy())
 
 
 def race_kept(ids_SK: Ints, weights_SK: Doubles, kept_S: Ints, size: int, keys: Keys) -> Ints:

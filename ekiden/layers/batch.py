@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ekiden.layers.grouping import AttentionGroup, group_sequences
+from ekiden.layers.staging import to_device
 
 Numbers = NDArray[np.int64]
 
@@ -77,17 +78,26 @@ class ForwardBatch:
         blocks = tables[owners, positions // block_size].astype(np.int64)
         slots = blocks * block_size + positions % block_size
 
-        def tensor(values: NDArray[np.integer]) -> Tensor:
-            return torch.from_numpy(values).to(device)
-
+        arrays = (
+            _tokens(spans, int(starts[-1])),
+            positions,
+            slots,
+            _logit_rows(spans, starts),
+            starts.astype(np.int32),
+            ends.astype(np.int32),
+            tables,
+        )
+        tokens_T, positions_T, slots_T, rows_R, starts_S1, lengths_S, tables_SM = to_device(
+            arrays, torch.device(device)
+        )
         return cls(
-            tokens_T=tensor(_tokens(spans, int(starts[-1]))),
-            positions_T=tensor(positions),
-            slots_T=tensor(slots),
-            logit_rows_R=tensor(_logit_rows(spans, starts)),
-            query_starts_S1=tensor(starts.astype(np.int32)),
-            kv_lengths_S=tensor(ends.astype(np.int32)),
-            block_tables_SM=tensor(tables),
+            tokens_T=tokens_T,
+            positions_T=positions_T,
+            slots_T=slots_T,
+            logit_rows_R=rows_R,
+            query_starts_S1=starts_S1,
+            kv_lengths_S=lengths_S,
+            block_tables_SM=tables_SM,
             block_size=block_size,
             query_starts=starts.tolist(),
             kv_lengths=ends.tolist(),

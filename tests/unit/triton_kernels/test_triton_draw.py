@@ -12,11 +12,6 @@ from ekiden.engine import draw as reference
 from ekiden.layers.backends.triton import draw as on_device
 
 
-def signed(seed: int) -> int:
-    """The same 64 bits as an int64."""
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
-
-
 @settings(max_examples=15, deadline=None)
 @given(
     vocab=st.sampled_from([3, 256, 700]),
@@ -35,24 +30,17 @@ def test_a_draw_is_the_references(
         reference.race(row.double().numpy(), seed, position)
         for row, seed in zip(weights, seeds, strict=True)
     ]
-    drawn = on_device.draw(
-        weights.to(device),
-        torch.tensor([signed(seed) for seed in seeds], device=device),
-        torch.full((len(seeds),), position, device=device),
-    )
+    keys = reference.Keys.of(seeds, [position] * len(seeds))
+    drawn = reference.race_on_device(weights.to(device), keys)
     assert drawn.tolist() == expected
 
 
 def test_many_draws_are_the_references(device: str) -> None:
     rows = 60
     weights = torch.softmax(torch.randn(600, generator=torch.Generator().manual_seed(1)), -1)
-    positions = torch.arange(rows)
     expected = [reference.race(weights.double().numpy(), 1234, p) for p in range(rows)]
-    drawn = on_device.draw(
-        weights.expand(rows, -1).to(device),
-        torch.full((rows,), 1234, device=device),
-        positions.to(device),
-    )
+    keys = reference.Keys.of([1234] * rows, list(range(rows)))
+    drawn = reference.race_on_device(weights.expand(rows, -1).to(device), keys)
     assert drawn.tolist() == expected
     assert len(set(expected)) > 20
 

@@ -17,13 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 TOLERANCE = 1e-4
 
 
-SLOW = [
-    pytest.param(family, marks=pytest.mark.slow)
-    for family in ("smollm2", "qwen3", "phi4-mini", "qwen2-window", "olmo2")
-]
+FAMILIES = ["smollm2", "gemma2", "qwen3", "phi4-mini", "qwen2-window", "olmo2"]
 
 
-@pytest.mark.parametrize("family", ["gemma2", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_on_triton_equals_transformers(device: str, tmp_path: Path, family: str) -> None:
     reference = make_checkpoint(tmp_path, family)
     assert worst_error(Replica(tmp_path, kernels="triton"), reference) < TOLERANCE

@@ -9,9 +9,11 @@ Shapes: R rows, V vocabulary, G blocks of 256 ids.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 256
@@ -35,25 +37,29 @@ def greedy(logits_RV: Tensor) -> Tensor:
     return out_R
 
 
-def draw(weights_RV: Tensor, seeds_R: Tensor, positions_R: Tensor) -> Tensor:
-    """What ``race`` draws from every row of ``weights_RV``, [R] int64.
+def draw(weights_RV: Tensor, block_keys_R: Tensor, id_keys_R: Tensor) -> Tensor:
+    """What ``race_all`` draws from every row of ``weights_RV``, [R] int64.
 
     ``weights_RV`` is float32 or float64, not negative, one at least above 0 in each row; a weight
-    of 0 never wins. ``seeds_R`` and ``positions_R`` are int64; a seed of 2**63 and more is
-    given by the same 64 bits.
+    of 0 never wins. The keys are those of both heats, as ``key_bits`` gives them.
     """
     rows, vocab = weights_RV.shape
     pieces = triton.cdiv(vocab, BLOCK)
     scores_RG = torch.empty((rows, pieces), dtype=torch.float64, device=weights_RV.device)
     _race_blocks[(rows, pieces)](
-        weights_RV, seeds_R, positions_R, scores_RG, weights_RV.stride(0), vocab, num_warps=2
+        weights_RV, block_keys_R, scores_RG, weights_RV.stride(0), vocab, num_warps=2
     )
     out_R = torch.empty(rows, dtype=torch.int64, device=weights_RV.device)
     _race_ids[(rows,)](
-        weights_RV, seeds_R, positions_R, scores_RG, out_R, weights_RV.stride(0), vocab, pieces,
+        weights_RV, id_keys_R, scores_RG, out_R, weights_RV.stride(0), vocab, pieces,
         WIDTH=triton.next_power_of_2(pieces), num_warps=4,
     )  # fmt: skip
     return out_R
+
+
+def key_bits(keys_R: NDArray[np.uint64]) -> Tensor:
+    """Keys as the kernels take them: the same 64 bits as int64, on the CPU."""
+    return torch.from_numpy(keys_R.view(np.int64))
 
 
 @triton.jit
@@ -78,11 +84,11 @@ def _greedy_join(best_ptr, ids_ptr, out_ptr, pieces, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _race_blocks(weights_ptr, seeds_ptr, positions_ptr, scores_ptr, weights_row, vocab):
+def _race_blocks(weights_ptr, keys_ptr, scores_ptr, weights_row, vocab):
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = piece * _BLOCK + tl.arange(0, _BLOCK)
     weights = tl.load(weights_ptr + row * weights_row + ids, mask=ids < vocab, other=0.0)
-    key = _key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), 0)
+    key = tl.load(keys_ptr + row).to(tl.uint64, bitcast=True)
     mass = tl.sum(weights.to(tl.float64), axis=0)
     score = _log(mass) + _gumbel(key, piece.to(tl.int64).to(tl.uint64))
     tl.store(scores_ptr + row * tl.num_programs(1) + piece, score)
@@ -90,26 +96,17 @@ def _race_blocks(weights_ptr, seeds_ptr, positions_ptr, scores_ptr, weights_row,
 
 @triton.jit
 def _race_ids(
-    weights_ptr, seeds_ptr, positions_ptr, scores_ptr, out_ptr, weights_row, vocab, pieces,
-    WIDTH: tl.constexpr,
+    weights_ptr, keys_ptr, scores_ptr, out_ptr, weights_row, vocab, pieces, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, places = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     scores = tl.load(scores_ptr + row * pieces + places, mask=places < pieces, other=float("-inf"))
     _, piece = tl.max(scores, axis=0, return_indices=True, return_indices_tie_break_left=True)
     ids = piece * _BLOCK + tl.arange(0, _BLOCK)
     weights = tl.load(weights_ptr + row * weights_row + ids, mask=ids < vocab, other=0.0)
-    key = _key(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), 1)
+    key = tl.load(keys_ptr + row).to(tl.uint64, bitcast=True)
     runs = _log(weights.to(tl.float64)) + _gumbel(key, ids.to(tl.int64).to(tl.uint64))
     _, place = tl.max(runs, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(out_ptr + row, (piece * _BLOCK + place).to(tl.int64))
-
-
-@triton.jit
-def _key(seed, position, heat: tl.constexpr):
-    """``mix64(seed, position, heat)``."""
-    state = _splitmix64(seed.to(tl.uint64, bitcast=True))
-    state = _splitmix64(state ^ position.to(tl.uint64, bitcast=True))
-    return _splitmix64(state ^ heat)
 
 
 @triton.jit
