@@ -51,3 +51,8 @@ def allocate(size: int) -> Tensor:
         OSError: the system refuses the memory.
     """
     return _stretches.take(size)
+
+
+def own_pages(size: int) -> Tensor:
+    """As ``allocate``, on huge pages of its own, which go back to the system with the tensor."""
+    return _stretch(size)
