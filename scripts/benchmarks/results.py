@@ -44,9 +44,8 @@ def publish(name: str, rows: Sequence[Row]) -> Path:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, columns that are empty throughout left out."""
-    shown = [c for c in COLUMNS if any(r[c] is not None for r in rows)]
-    cells = [[_cell(r, column) for column in shown] for r in rows]
-    return markdown(shown, cells)
+    shown = [column for column in COLUMNS if any(_cell(r, column) for r in rows)]
+    return markdown(shown, [[_cell(r, column) for column in shown] for r in rows])
 
 
 def markdown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
