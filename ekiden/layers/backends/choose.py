@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 
 from ekiden.core.errors import SetupError
+from ekiden.layers.backends.native.build import NativeUnavailable
 from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.ops import Ops
 
@@ -19,13 +20,13 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
-    """``--kernels``: torch, triton, or ``auto`` for the fastest on ``device`` in ``dtype``.
+    """``--kernels``: torch, native, triton, or ``auto`` for the fastest on ``device``.
 
     Raises:
         SetupError: kernels that this device, or this machine, cannot run.
     """
-    if kernels not in ("auto", "torch", "triton"):
-        raise SetupError(f"--kernels {kernels} is unknown: choose auto, torch or triton")
+    if kernels not in ("auto", "torch", "native", "triton"):
+        raise SetupError(f"--kernels {kernels} is unknown: choose auto, torch, native or triton")
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
         lacking = _triton_lacks(device)
         if not lacking:
@@ -33,6 +34,13 @@ def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
         if kernels == "triton":
             raise SetupError(f"--kernels triton cannot run on {device}: {lacking}")
         logger.warning("kernels of %s are plain torch's, not triton: %s", device, lacking)
+    if kernels == "native" or (kernels == "auto" and device.type == "cpu"):
+        try:
+            return _native(device, dtype)
+        except NativeUnavailable as error:
+            if kernels == "native":
+                raise SetupError(f"--kernels native cannot run: {error}") from error
+            logger.warning("kernels of %s are plain torch's, not native: %s", device, error)
     logger.info("kernels of %s in %s: torch", device, dtype)
     return TorchOps()
 
@@ -56,3 +64,14 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Ops:
 
     logger.info("kernels of %s in %s: triton", device, dtype)
     return TritonOps(device)
+
+
+def _native(device: torch.device, dtype: torch.dtype) -> Ops:
+    """As many threads as torch computes with."""
+    if device.type != "cpu":
+        raise NativeUnavailable(f"they need --device cpu, not {device}")
+    from ekiden.layers.backends.native.ops import NativeOps
+
+    ops = NativeOps(dtype, torch.get_num_threads())
+    logger.info("kernels of %s in %s: native, %d threads", device, dtype, ops.pool.threads)
+    return ops

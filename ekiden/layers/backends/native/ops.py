@@ -15,6 +15,7 @@ from torch import Tensor
 from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native import operations, packed
 from ekiden.layers.backends.native.arena import Arena
+from ekiden.layers.backends.native.build import NativeUnavailable
 from ekiden.layers.backends.native.library import DTYPES, Op, Pool
 from ekiden.layers.backends.native.tape import Outputs, Tape, run
 from ekiden.layers.batch import ForwardBatch
@@ -37,6 +38,8 @@ class NativeOps:
 
     def __init__(self, dtype: torch.dtype, threads: int) -> None:
         """Raises NativeUnavailable where the kernels cannot be had, or not for ``dtype``."""
+        if dtype not in DTYPES:
+            raise NativeUnavailable(f"they compute in float32 and bfloat16, not {dtype}")
         self.dtype = dtype
         self.pool = Pool(threads)
         self._eager = Arena()
