@@ -54,8 +54,10 @@ void finish(const Op& op, const float* scale, const float* sums, int64_t row, in
   }
 }
 
+// Whether a linear has its matrices. Without rows it needs none.
 inline bool fits(const Op& op) {
-  return op.n[0] >= 0 && op.n[1] > 0 && op.n[2] > 0 && op.p[0] && op.p[1] && op.p[2];
+  const bool there = op.p[0] && op.p[1] && op.p[2];
+  return op.n[1] > 0 && op.n[2] > 0 && (op.n[0] == 0 || (op.n[0] > 0 && there));
 }
 
 }  // namespace ekiden
