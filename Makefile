@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
-.PHONY: help demo up test test-full check proto bench bench-engine compose-test install install-dev clean
+.PHONY: help demo up test test-full check proto compose-test install install-dev clean
+.PHONY: bench bench-engine bench-streams bench-tp bench-interference bench-overhead
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -15,7 +16,12 @@ help:
 	@echo "make check         lint, format, types, import rules, stubs, CUDA kernels compiled, command line"
 	@echo "make proto         generate the gRPC stubs"
 	@echo "make bench         times of the whole stack on this machine (ARGS=... for ekiden up)"
-	@echo "make bench-engine  our engine beside its peers, with floors (ARGS=--help)"
+	@echo "make bench-NAME    other benches (ARGS=--help tells more):"
+	@echo "     engine        our engine beside its peers, with floors"
+	@echo "     streams       tokens/s at 1 to 32 streams, a chart"
+	@echo "     tp            two ranks of one thread against one rank of two"
+	@echo "     interference  running streams while long prompts arrive, a chart"
+	@echo "     overhead      the whole stack against the bare engine"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
 	@echo "make clean         remove .venv and caches"
 
@@ -52,8 +58,8 @@ proto: install-dev
 bench: install
 	@$(BIN)/python scripts/bench.py $(ARGS)
 
-bench-engine: install-dev
-	@$(BIN)/python scripts/bench_engine.py $(ARGS)
+bench-engine bench-streams bench-tp bench-interference bench-overhead: bench-%: install-dev
+	@$(BIN)/python scripts/bench_$*.py $(ARGS)
 
 compose-test:
 	@compose/test.sh
