@@ -29,7 +29,8 @@ class Executor(Protocol):
 
     Up to ``max_in_flight`` steps may be submitted before the first is collected: pipeline stages
     work on different steps at once, and a step planned ahead is there when the one before it
-    ends (``ekiden.engine.feed``). Used from one thread, except ``send_port``.
+    ends (``ekiden.engine.feed``). One thread submits and one, the same or another, collects;
+    ``send_port`` is anybody's.
     """
 
     @property

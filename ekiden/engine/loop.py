@@ -1,7 +1,7 @@
 """The thread that runs an engine, and the one that waits for its ranks.
 
-The engine's thread never waits for a model step: plans go to a second thread, which alone uses the
-executor's ``submit`` and ``collect``, and results come back as they end. So a call (a cancel, a
+The engine's thread never waits for a model step: it submits plans, a second thread collects them,
+and results come back as they end. So a call (a cancel, a
 reservation, a hand-off token) is run at once, even in the middle of a long step, and what comes out
 of it is told at once. With nothing to do both threads sleep.
 """
@@ -34,7 +34,7 @@ MAX_CALLS = 65_536
 
 
 class _Steps:
-    """Runs plans on the executor in order, on a thread of its own."""
+    """Waits for the steps that were submitted, in order, on a thread of its own."""
 
     def __init__(
         self,
@@ -47,35 +47,24 @@ class _Steps:
         self._timeout_s = timeout_s
         self._on_result = on_result
         self._on_error = on_error
-        # The engine keeps at most max_in_flight plans about; one more place for the end mark.
-        self._plans: queue.Queue[StepPlan | None] = queue.Queue(executor.max_in_flight + 1)
-        self._submitted = 0
+        # The engine keeps at most max_in_flight steps about; one more place for the end mark.
+        self._due: queue.Queue[bool] = queue.Queue(executor.max_in_flight + 1)
         self.thread = threading.Thread(target=self._run, name="ekiden-steps", daemon=True)
 
     def submit(self, plan: StepPlan) -> None:
-        self._plans.put_nowait(plan)
+        """Hand the plan to the ranks at once: one planned ahead must be there when they want it."""
+        self._executor.submit(plan)
+        self._due.put_nowait(True)
 
     def end(self) -> None:
-        self._plans.put_nowait(None)
+        self._due.put_nowait(False)
 
     def _run(self) -> None:
         try:
-            while self._submit_all():
-                result = self._executor.collect(self._timeout_s)
-                self._submitted -= 1
-                self._on_result(result)
+            while self._due.get():
+                self._on_result(self._executor.collect(self._timeout_s))
         except BaseException as error:
             self._on_error(error)
-
-    def _submit_all(self) -> bool:
-        """Submit what is there, waiting for a plan if no step is in flight; False at the end."""
-        while self._submitted == 0 or not self._plans.empty():
-            plan = self._plans.get()
-            if plan is None:
-                return False
-            self._executor.submit(plan)
-            self._submitted += 1
-        return True
 
 
 class EngineLoop:

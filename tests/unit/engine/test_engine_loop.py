@@ -27,15 +27,15 @@ class Gated:
         self.submitted = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
         self.error: BaseException | None = None
-        self.threads: set[str] = set()
+        self.threads: dict[str, str] = {}
 
     def submit(self, plan: StepPlan) -> None:
-        self.threads.add(threading.current_thread().name)
+        self.threads["submits"] = threading.current_thread().name
         self.inner.submit(plan)
         self.submitted.release()
 
     def collect(self, timeout_s: float) -> StepResult:
-        self.threads.add(threading.current_thread().name)
+        self.threads["collects"] = threading.current_thread().name
         assert self.allowed.acquire(timeout=WAIT)
         if self.error is not None:
             raise self.error
@@ -48,8 +48,8 @@ class Gated:
 class Harness:
     """A loop over a gated executor, and what it said."""
 
-    def __init__(self) -> None:
-        self.engine, inner = make_engine()
+    def __init__(self, **engine: Any) -> None:
+        self.engine, inner = make_engine(**engine)
         self.executor = Gated(inner)
         self.engine.executor = self.executor  # type: ignore[assignment]
         self.said = Collected(self.engine)
@@ -89,7 +89,18 @@ def test_requests_added_by_calls_are_answered(harness: Harness) -> None:
     harness.until(lambda: len(harness.said.finished) == 5)
     for request in requests:
         assert harness.said.answer(request.request_id) == reference(request, 0)
-    assert harness.executor.threads == {"ekiden-steps"}
+    assert harness.executor.threads == {"submits": "ekiden-engine", "collects": "ekiden-steps"}
+
+
+def test_a_step_planned_ahead_is_with_the_ranks_before_the_one_before_it_ends() -> None:
+    harness = Harness(ahead=True, late=True)
+    harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
+    for _ in range(2):
+        assert harness.executor.submitted.acquire(timeout=WAIT), "nothing was collected yet"
+    harness.executor.open()
+    harness.until(lambda: "r" in harness.said.finished)
+    assert harness.said.answer("r") == reference(make_request(), 0)
+    harness.loop.stop(WAIT)
 
 
 def test_a_call_in_the_middle_of_a_step_is_run_and_told_at_once(harness: Harness) -> None:
