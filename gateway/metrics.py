@@ -57,6 +57,12 @@ class Metrics:
             ("replica",),
             registry=self._registry,
         )
+        self._speculated = Gauge(
+            "ekiden_speculated_tokens",
+            "Tokens proposed by speculation since a replica's start, and those that were right.",
+            ("replica", "outcome"),
+            registry=self._registry,
+        )
         self._stale = Gauge(
             "ekiden_registry_stale_seconds",
             "Seconds since Redis last answered; 0 while it does.",
@@ -103,8 +109,14 @@ class Metrics:
     def _show_ranks(self, fleet: Fleet) -> None:
         self._stage_idle.clear()
         self._collective.clear()
+        self._speculated.clear()
         for record in fleet.replicas():
             self._collective.labels(record.id).set(record.stats.collective_share)
+            if proposed := record.stats.spec_proposed_tokens:
+                self._speculated.labels(record.id, "proposed").set(proposed)
+                self._speculated.labels(record.id, "accepted").set(
+                    record.stats.spec_accepted_tokens
+                )
             for stage, share in enumerate(record.stats.stage_idle):
                 self._stage_idle.labels(record.id, str(stage)).set(share)
 

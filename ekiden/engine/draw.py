@@ -70,7 +70,7 @@ def race_all(probs_SV: torch.Tensor, keys: Keys) -> Ints:
     """``race`` for every row of ``probs_SV`` (float32)."""
     if probs_SV.is_cuda and find_spec("triton"):
         return race_on_device(probs_SV, keys)
-    masses_SB = _masses(probs_SV)
+    masses_SB = masses(probs_SV)
     numbers_B = np.arange(masses_SB.shape[1])
     blocks_S = _scores(masses_SB, keys.blocks_S[:, None], numbers_B).argmax(axis=1)
     ids_SI = blocks_S[:, None] * BLOCK + np.arange(BLOCK)
@@ -114,13 +114,12 @@ def _first_best(scores_U: Doubles, owner_U: Ints, rows: int) -> Ints:
     return np.asarray(hits[np.searchsorted(owner_U[hits], np.arange(rows))])
 
 
-def _masses(probs_SV: torch.Tensor) -> Doubles:
+def masses(probs_SV: torch.Tensor) -> Doubles:
     """What each block of each row adds up to, in double."""
     rows, size = probs_SV.shape
     whole = size // BLOCK * BLOCK
     if probs_SV.device.type != "cpu":
-        padded = torch.nn.functional.pad(probs_SV, (0, -size % BLOCK))
-        return np.asarray(padded.view(rows, -1, BLOCK).sum(-1, dtype=torch.float64).cpu().numpy())
+        return masses_on_device(probs_SV)
     blocks_SBI = probs_SV[:, :whole].view(rows, -1, BLOCK).numpy()
     masses_SB = np.add.reduce(blocks_SBI, axis=-1, dtype=np.float64)
     if whole == size:
@@ -128,6 +127,13 @@ def _masses(probs_SV: torch.Tensor) -> Doubles:
     last_SI = np.zeros((rows, BLOCK))
     last_SI[:, : size - whole] = probs_SV[:, whole:].numpy()
     return np.concatenate((masses_SB, last_SI.sum(axis=1, keepdims=True)), axis=1)
+
+
+def masses_on_device(probs_SV: torch.Tensor) -> Doubles:
+    """``masses`` by torch, which adds up in another order."""
+    padded = torch.nn.functional.pad(probs_SV, (0, -probs_SV.shape[1] % BLOCK))
+    sums_SB = padded.view(len(padded), -1, BLOCK).sum(-1, dtype=torch.float64)
+    return np.asarray(sums_SB.cpu().numpy())
 
 
 def _scores(weights: Doubles, keys: Bits, numbers: Ints) -> Doubles:

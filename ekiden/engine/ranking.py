@@ -31,15 +31,15 @@ def ranked(values_SV: torch.Tensor, k: int) -> Ints:
     if not k:
         return np.empty((len(values_SV), 0), np.int64)
     if values_SV.device.type != "cpu":
-        return np.asarray(_on_device(values_SV, k).cpu().numpy())
+        return np.asarray(on_device(values_SV, k).cpu().numpy())
     columns = values_SV.shape[1] // GROUP
     if columns < 2 * k:
         return _sorted(values_SV.numpy(), k)
     return _from_columns(values_SV, k, columns)
 
 
-def _on_device(values_SV: torch.Tensor, k: int) -> torch.Tensor:
-    """By one stable sort, which the device does at once for all rows."""
+def on_device(values_SV: torch.Tensor, k: int) -> torch.Tensor:
+    """``ranked`` by one stable sort, which another device than a CPU does for all rows at once."""
     return torch.sort(values_SV, dim=-1, descending=True, stable=True).indices[:, :k]
 
 

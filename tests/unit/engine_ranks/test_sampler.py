@@ -17,9 +17,9 @@ from tiny_llama import greedy
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.core.ids import mix64
-from ekiden.engine.draw import BLOCK, gumbel, race
+from ekiden.engine.draw import BLOCK, gumbel, masses, masses_on_device, race
 from ekiden.engine.plan import SampleSpec
-from ekiden.engine.ranking import ranked
+from ekiden.engine.ranking import on_device, ranked
 from ekiden.engine.sampler import sample
 
 torch.set_num_threads(1)
@@ -368,3 +368,12 @@ def test_a_token_outside_the_vocabulary_is_named(fields: dict[str, Any]) -> None
 
 def test_nothing_to_sample_is_no_work() -> None:
     assert sample(torch.empty(0, 5), [], []) == []
+
+
+def test_what_other_devices_run_gives_the_same() -> None:
+    values = normal(3, WIDE)
+    assert np.array_equal(on_device(values, 70).numpy(), ranked(values, 70))
+    probs = torch.softmax(values, dim=-1)
+    ours = masses(probs)
+    assert np.allclose(masses_on_device(probs), ours, rtol=1e-13, atol=0)
+    assert ours.shape == (3, -(-WIDE // BLOCK))
