@@ -115,7 +115,14 @@ class Pool:
     """
 
     def __init__(self, threads: int, *, spin_us: float = SPIN_US) -> None:
-        """Raises NativeUnavailable when the library, the threads or the memory cannot be had."""
+        """A team of ``threads``, the caller counted.
+
+        Raises:
+            ValueError: no threads.
+            NativeUnavailable: the library, the threads or their memory cannot be had.
+        """
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
         self._library = load()
         self.threads = threads
         self._pool = self._library.ekiden_pool_create(threads, int(spin_us * 1000))

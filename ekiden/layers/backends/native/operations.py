@@ -87,7 +87,7 @@ def rotate_and_store(
         [
             *(len(qkv_TE), shape.num_q, shape.num_kv, shape.head_dim),
             *(rotation.cos_TR.shape[1], qkv_TE.stride(0), *_strides(cache)),
-            *(cache.shape[4], _format(cache)),
+            *(cache.shape[4], _format(cache), cache.shape[0]),
         ],
         [norms.eps if norms else 0.0],
     )
@@ -116,7 +116,7 @@ def attend(
         ],
         [
             *(sequences, heads, cache.shape[1], dim, cache.shape[4], width),
-            *(*_strides(cache), kind.window, _format(cache)),
+            *(*_strides(cache), kind.window, _format(cache), cache.shape[0]),
         ],
         [kind.scale, kind.soft_cap],
     )

@@ -167,12 +167,15 @@ class GroupedLinear:
         self, ops: NativeOps, weight: GroupedWeight, bias: Tensor | None, out: torch.dtype
     ) -> None:
         self.ops, self.bias, self.out, self.order = ops, bias, out, weight.order
+        inputs, groups = weight.shape[1], weight.scales.shape[1]
+        centred = bool((weight.zeros == 2 ** (weight.bits - 1)).all())
         self.packed = packed.pack_quantised(
             weight.values,
             weight.scales,
-            weight.zeros,
+            None if centred else weight.zeros,
             bits=weight.bits,
-            group_size=weight.group_size,
+            # One group may be of any size; the kernel's are of some.
+            group_size=weight.group_size if groups > 1 else max(inputs, packed.MAX_GROUP),
         )
 
     def __call__(self, x_TI: Tensor) -> Tensor:

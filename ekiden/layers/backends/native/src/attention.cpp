@@ -3,8 +3,9 @@
 //   p[0] q [T, N, D], p[5] out [T, N, D]   activations, rows side by side
 //   p[1] cache of this layer, [blocks, K, 2, block_size, row], read through strides in bytes
 //   p[2] query_starts [S + 1], p[3] kv_lengths [S], p[4] block tables [S, M], all int32
-//   n[0] S   n[1] N   n[2] K   n[3] D   n[4] block_size, a multiple of 16   n[5] M
+//   n[0] S   n[1] N   n[2] K   n[3] D   n[4] block_size   n[5] M
 //   n[6..9] strides of a block, a head, K to V, a row   n[10] window, 0 for none   n[11] CacheFormat
+//   n[12] blocks of the cache
 //   f[0] scale   f[1] soft cap, 0 for none
 //
 // An item is a run of query rows of one sequence that share a KV head: its queries times the query
@@ -58,7 +59,7 @@ class Attention {
     columns_ = call.columns();
   }
 
-  void run();
+  int run();
 
  private:
   void load_queries(const Item& item, int64_t head);
@@ -87,6 +88,7 @@ class Attention {
   Workspace<T>& work_;
   Paged paged_, following_;  // of this item, and of the one that probably comes next
   int64_t following_keys_ = 0;
+  int error_ = kOk;
   Feed feed_;
   int dim_, words_, columns_;
 };
@@ -206,12 +208,16 @@ void Attention<T>::save(const Item& item, float* to) const {
 }
 
 template <class T>
-void Attention<T>::run() {
+int Attention<T>::run() {
   const Division division(call_, team_.threads);
   std::optional<Pending> pending;
   each_item(call_, [&](const Item& item, int64_t head, int64_t before) {
     const Part part = division.part(item, before, team_.thread);
     if (!part.mine && part.begin == part.end) return;
+    if (!call_.holds(item.sequence, item.from / kTile * kTile, item.to)) {
+      error_ = kBadArgument;
+      return;
+    }
     begin(item, head);
     if (part.mine) work_.whole.clear(item.rows(), columns_);
     for (int64_t c = part.begin; c < part.end; ++c) {
@@ -229,9 +235,11 @@ void Attention<T>::run() {
     if (part.end == item.chunks) return write(item, head);
     pending = Pending{item, head, part.end};  // a thread's last item: its sums stay where they are
   });
-  if (team_.threads == 1) return;
-  team_.barrier();
-  if (pending) finish(*pending);
+  if (team_.threads > 1) {
+    team_.barrier();
+    if (pending) finish(*pending);
+  }
+  return error_;
 }
 
 template <class T>
@@ -251,12 +259,8 @@ void Attention<T>::finish(const Pending& pending) {
 int attend(const Op& op, Team& team) {
   const Call call(op);
   if (!call.valid()) return kBadArgument;
-  if (op.dtype == kBFloat16) {
-    Attention<BFloat>(call, team).run();
-  } else {
-    Attention<Float>(call, team).run();
-  }
-  return kOk;
+  return op.dtype == kBFloat16 ? Attention<BFloat>(call, team).run()
+                               : Attention<Float>(call, team).run();
 }
 
 }  // namespace ekiden

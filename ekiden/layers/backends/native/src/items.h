@@ -16,7 +16,7 @@ struct Call {
   char* out;
   const int32_t *starts, *lengths, *tables;
   Paged paged;
-  int64_t sequences, heads, kv_heads, group, table_width, head_stride;
+  int64_t sequences, heads, kv_heads, group, table_width, head_stride, blocks;
   Scoring scoring;
 
   explicit Call(const Op& op)
@@ -33,9 +33,21 @@ struct Call {
         group(kv_heads > 0 ? heads / kv_heads : 0),
         table_width(op.n[5]),
         head_stride(op.n[7]),
+        blocks(op.n[12]),
         scoring{op.f[0], op.f[1], op.n[10]} {}
 
   int columns() const { return (paged.head_dim + 31) / 32 * 32; }
+
+  // Whether the cache holds keys [from, to) of sequence s.
+  bool holds(int64_t s, int64_t from, int64_t to) const {
+    const int64_t size = paged.block_size;
+    if (to > table_width * size) return false;
+    bool all = true;
+    for (int64_t i = from / size; i * size < to; ++i) {
+      all &= uint64_t(tables[s * table_width + i]) < uint64_t(blocks);
+    }
+    return all;
+  }
 
   // What KV head `head` of sequence `s` attends to.
   Paged pages(int64_t s, int64_t head) const {
@@ -48,7 +60,7 @@ struct Call {
   bool valid() const {
     return kv_heads > 0 && heads % kv_heads == 0 && paged.head_dim > 0 &&
            paged.head_dim <= kMaxDim && paged.head_dim % 2 == 0 && paged.block_size > 0 &&
-           paged.block_size % kLanes == 0 && paged.format >= kPlain && paged.format <= kE4M3;
+           paged.format >= kPlain && paged.format <= kE4M3;
   }
 };
 

@@ -5,6 +5,7 @@
 //   the norms of q and k, or null
 //   n[0] T   n[1] N   n[2] K   n[3] D   n[4] R   n[5] elements from row to row of qkv
 //   n[6..9] strides in bytes of a block, a head, K to V, a row   n[10] block_size   n[11] CacheFormat
+//   n[12] blocks of the cache
 //   f[0] eps of the norms
 //
 // What is rounded to the activations' dtype on the way is what the plain torch backend rounds.
@@ -90,6 +91,10 @@ int rotate_store(const Op& op, Team& team) {
   if (op.n[3] <= 0 || op.n[3] > kMaxDim || op.n[4] > op.n[3] || op.n[4] % 2 != 0 ||
       op.n[11] < kPlain || op.n[11] > kE4M3) {
     return kBadArgument;
+  }
+  const auto* slots = static_cast<const int64_t*>(op.p[3]);
+  for (int64_t t = 0; t < op.n[0]; ++t) {
+    if (slots[t] >= op.n[12] * op.n[10]) return kBadArgument;
   }
   op.dtype == kBFloat16 ? run_all<BFloat>(op, team) : run_all<Float>(op, team);
   return kOk;

@@ -42,10 +42,14 @@ inline __m128i to_e4m3(__m512 x) {
 template <class T>
 inline void encode_row(const typename T::Element* row, int width, CacheFormat format, char* to) {
   __m512 most = _mm512_setzero_ps();
+  __mmask16 broken = 0;
   for (int d = 0; d < width; d += kLanes) {
-    most = _mm512_max_ps(_mm512_abs_ps(T::load(row + d, first(width - d))), most);
+    const __m512 x = T::load(row + d, first(width - d));
+    broken |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    most = _mm512_max_ps(_mm512_abs_ps(x), most);
   }
-  const float scale = _mm512_reduce_max_ps(most) / (format == kInt8 ? 127.0f : 448.0f);
+  const float largest = broken ? __builtin_nanf("") : _mm512_reduce_max_ps(most);
+  const float scale = largest / (format == kInt8 ? 127.0f : 448.0f);
   const __m512 divisor = _mm512_set1_ps(scale == 0.0f ? 1.0f : scale);
   for (int d = 0; d < width; d += kLanes) {
     const __mmask16 lanes = first(width - d);

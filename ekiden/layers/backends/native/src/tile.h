@@ -17,7 +17,7 @@ struct Paged {
   int32_t head_dim;
   CacheFormat format;
 
-  // Row of a position, which must lie in the table; 16 from a multiple of 16 on are neighbours.
+  // Row of a position, which must lie in the table.
   const char* key(int64_t position) const {
     const int64_t block = table[position / block_size];
     return cache + block * block_stride + position % block_size * row_stride;
@@ -73,12 +73,14 @@ class Tile {
       const int rows = count - at < kLanes ? count - at : kLanes;
       const char* keys = from.key(start + at);
       const char* values = keys + from.value_offset;
-      if (from.format == kPlain) {
+      if (from.format == kPlain && from.block_size % kLanes == 0) {
         load_keys(keys, from.row_stride, at, rows);
         load_values(values, from.row_stride, from.head_dim, at, rows);
       } else {
-        load_keys(plain(keys, from, rows), kMaxDim * sizeof(Element), at, rows);
-        load_values(plain(values, from, rows), kMaxDim * sizeof(Element), from.head_dim, at, rows);
+        collect(from, start + at, 0, rows);
+        load_keys(collected(), kMaxDim * sizeof(Element), at, rows);
+        collect(from, start + at, from.value_offset, rows);
+        load_values(collected(), kMaxDim * sizeof(Element), from.head_dim, at, rows);
       }
     }
   }
@@ -97,14 +99,18 @@ class Tile {
   int columns() const { return columns_; }
 
  private:
-  // Rows of bytes as rows of elements, kMaxDim apart: what a cache of this dtype would hold.
-  const char* plain(const char* rows, const Paged& from, int count) {
+  // Rows of any format, in any block, as rows of elements kMaxDim apart.
+  void collect(const Paged& from, int64_t position, int64_t offset, int count) {
     for (int r = 0; r < count; ++r) {
-      const char* row = rows + r * from.row_stride;
-      decode_row<T>(row, from.head_dim, from.format, plain_ + r * kMaxDim);
+      const char* row = from.key(position + r) + offset;
+      if (from.format == kPlain) {
+        __builtin_memcpy(rows_ + r * kMaxDim, row, from.head_dim * sizeof(Element));
+      } else {
+        decode_row<T>(row, from.head_dim, from.format, rows_ + r * kMaxDim);
+      }
     }
-    return reinterpret_cast<const char*>(plain_);
   }
+  const char* collected() const { return reinterpret_cast<const char*>(rows_); }
 
   void load_keys(const char* rows, int64_t stride, int at, int count) {
     for (int w = 0; w < words_; w += kLanes) {
@@ -127,7 +133,7 @@ class Tile {
 
   alignas(64) uint32_t keys_[kMaxDim / T::kPack * kTile];
   alignas(64) uint32_t values_[kMaxDim * kTile / T::kPack];
-  alignas(64) Element plain_[kLanes * kMaxDim];
+  alignas(64) Element rows_[kLanes * kMaxDim];
   int words_ = 0, columns_ = 0;
   Feed* feed_ = nullptr;
 };

@@ -49,10 +49,13 @@ struct BFloat {
   }
 };
 
+// The second operand of a vector minimum or maximum is what comes out where one is not a number:
+// nothing here may turn such a value into an ordinary one.
+
 // 2 ** x, 0 below -150; relative error under 2e-7, and exactly 1 at 0. The polynomial is a
 // minimax fit of 2 ** f on [-1/2, 1/2] whose constant is held at 1.
 inline __m512 exp2(__m512 x) {
-  const __m512 bounded = _mm512_max_ps(x, _mm512_set1_ps(-200.0f));
+  const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
   const __m512 whole = _mm512_roundscale_ps(bounded, 0);
   const __m512 f = _mm512_sub_ps(bounded, whole);
   __m512 p = _mm512_set1_ps(0x1.41fbbcp-13f);
@@ -70,7 +73,7 @@ constexpr float kLog2E = 1.44269504088896340736f;
 // e ** x for x in [-150, 88.7], and that range's ends outside of it; relative error under 2e-7.
 inline __m512 exp(__m512 any) {
   const __m512 x =
-      _mm512_min_ps(_mm512_max_ps(any, _mm512_set1_ps(-150.0f)), _mm512_set1_ps(88.7f));
+      _mm512_min_ps(_mm512_set1_ps(88.7f), _mm512_max_ps(_mm512_set1_ps(-150.0f), any));
   // The product's rounding error is added back: it would cost |x| ulps.
   const __m512 log2e = _mm512_set1_ps(kLog2E);
   const __m512 high = _mm512_mul_ps(x, log2e);
