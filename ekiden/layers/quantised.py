@@ -78,7 +78,7 @@ def cut_columns(weight: GroupedWeight, columns: Range, what: str) -> GroupedWeig
     else:
         size = math.gcd(weight.group_size, start, stop)
         least = min(GROUP_SIZES[-1], weight.group_size)
-        if size < least:
+        if size < least or size % 8:
             raise SetupError(
                 f"{what} has a scale for every {weight.group_size} inputs, and this rank's inputs "
                 f"{start} to {stop - 1} do not keep at least {least} of them together: "
@@ -149,5 +149,6 @@ def _divide(x_OGS: Tensor, scale_OG: Tensor) -> Tensor:
 
 
 def _as_float16(scale: Tensor) -> Tensor:
-    """The nearest that float16 holds, in float32."""
-    return scale.clamp(max=torch.finfo(torch.float16).max).half().float()
+    """A number that float16 holds and that is not less, so the largest element is in reach."""
+    above = scale * (1 + 2**-11) + 2**-25  # Half a step of float16, also where it has no exponent.
+    return above.clamp(max=torch.finfo(torch.float16).max).half().float()

@@ -51,13 +51,18 @@ def kv_dtype(model: ModelConfig, config: EngineConfig) -> str:
     """The dtype of KV, a key of ``KV_BYTES``: ``--kv-cache-dtype``, or that of activations.
 
     Raises:
-        SetupError: a head of a quantised cache is no whole number of float32s long, so the scale
-            behind it would be out of place.
+        SetupError: floats of another kind than activations, or heads of a quantised cache that
+            are no whole number of float32s long, so that scales would be out of place.
     """
-    wanted = config.kv_cache_dtype
+    wanted, activations = config.kv_cache_dtype, model.resolve_dtype(config)
     if wanted == "auto":
-        return model.resolve_dtype(config)
+        return activations
     dtype = "fp8_e4m3" if wanted == "fp8" else wanted
+    if not is_scaled(dtype) and dtype != activations and config.kernels != "torch":
+        raise SetupError(
+            f"--kv-cache-dtype {wanted} beside activations of {activations} is more than the fast "
+            f"kernels know: choose auto, {activations}, int8 or fp8"
+        )
     if is_scaled(dtype) and model.head_dim % SCALE_BYTES:
         raise SetupError(
             f"--kv-cache-dtype {wanted} needs heads of a multiple of {SCALE_BYTES} numbers, and "

@@ -50,6 +50,7 @@ class PackedReader:
     def __init__(self, config: QuantizationConfig) -> None:
         self.config = config
         self.per_word = 32 // config.bits
+        self._told = False
         self.key, self.order, self.numbers = {
             "gptq": ("qweight", "g_idx", self._gptq),
             "awq": ("qweight", "g_idx", self._awq),
@@ -122,13 +123,15 @@ class PackedReader:
         self, files: Files, part: Part, numbers: Numbers, groups_I: Tensor, first: int
     ) -> DenseWeight:
         """A rank's inputs belong to any of the groups, and to none of them evenly."""
-        dtype = str(files.dtype).removeprefix("torch.")
-        logger.warning(
-            "%s: inputs sorted by group (desc_act) cannot be shared by TP ranks as they are, so "
-            "it is held in %s",
-            part.name,
-            dtype,
-        )
+        if not self._told:
+            dtype = str(files.dtype).removeprefix("torch.")
+            logger.warning(
+                "%s and others: inputs sorted by group (desc_act) cannot be shared by TP ranks as "
+                "they are, so such matrices are held in %s",
+                part.name,
+                dtype,
+            )
+            self._told = True
         mine_I = groups_I[slice(*part.columns)]
         values_OI = numbers.values_OI[:, part.columns[0] - first :][:, : len(mine_I)].float()
         matrix = (values_OI - numbers.zeros_OG[:, mine_I]) * numbers.scales_OG[:, mine_I]

@@ -58,8 +58,9 @@ class _Reader:
     def group_size(self, names: str | tuple[str, ...], default: int) -> int:
         names = (names,) if isinstance(names, str) else names
         value = next((self.values[n] for n in names if self.values.get(n) is not None), default)
-        if isinstance(value, bool) or not isinstance(value, int) or not (value == -1 or value >= 8):
-            raise self.refused(names[0], value, ("-1", "8 or more"))
+        if type(value) is not int or not (value == -1 or _is_group(value)):
+            valid = ("-1", "a multiple of 8 up to 128", "a multiple of 128")
+            raise self.refused(names[0], value, valid)
         return max(value, 0)
 
     def absent(self, *names: str) -> None:
@@ -79,6 +80,11 @@ class _Reader:
         return SetupError(
             f"{self.file}: {self.place}.{name} {value!r} is not supported: it may be {choices}"
         )
+
+
+def _is_group(size: int) -> bool:
+    """Whether kernels know groups of this size."""
+    return size > 0 and size % (8 if size <= 128 else 128) == 0
 
 
 def parse_quantization(values: dict[str, Any] | None, file: Path) -> QuantizationConfig | None:

@@ -47,6 +47,16 @@ class Format(NamedTuple):
     store: Callable[[Tensor], tuple[Tensors, Tensor]]
     """A float matrix to (tensors by suffix, the matrix that these stand for)."""
 
+    @property
+    def any_split(self) -> bool:
+        """Whether ranks may begin anywhere: no groups, or of inputs that lie apart anyway."""
+        config = json.dumps(self.config)
+        return (
+            '"desc_act": true' in config
+            or '"actorder": "group"' in config
+            or (f'"group_size": {GROUP}' not in config)
+        )
+
 
 def make_quantised(path: Path, kind: Format, **changes: Any) -> PreTrainedModel:
     """Write a checkpoint of ``kind``; return transformers' model with the same numbers."""

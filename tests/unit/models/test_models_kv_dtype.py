@@ -72,3 +72,9 @@ def test_heads_that_leave_a_scale_out_of_place_are_refused(tmp_path: Path) -> No
     make_checkpoint(tmp_path, "qwen3", head_dim=6)
     with pytest.raises(SetupError, match=r"--kv-cache-dtype int8 .* multiple of 4 .* have 6"):
         Replica(tmp_path, kv_cache_dtype="int8")
+
+
+def test_floats_of_another_kind_are_refused_where_kernels_do_not_know_them(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "llama3")
+    with pytest.raises(SetupError, match=r"bfloat16 beside activations of float32.*choose auto"):
+        Replica(tmp_path, kv_cache_dtype="bfloat16")
