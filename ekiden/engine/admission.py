@@ -33,19 +33,21 @@ def admit(
     config: EngineConfig,
     name: str,
     *,
+    staging: int = 0,
     available: Callable[[], int | None] = available_bytes,
     ledger: Ledger | None = None,
     cards: Callable[[], Sequence[CardMemory]] = probe,
 ) -> AbstractContextManager[object]:
     """Log the forecast of replica ``name`` and check it; the promise holds until closed.
 
-    Close it when the ranks are ready.
+    Close it when the ranks are ready. ``staging`` is the memory of each rank's KV port.
 
     Raises:
         SetupError: it does not fit; the message has the sum and what to lower.
     """
     layout = kv_layout(model, config)
-    ranks = forecast(model, config, layout, resolve_num_blocks(model, config, layout))
+    blocks = resolve_num_blocks(model, config, layout, cards=cards)
+    ranks = forecast(model, config, layout, blocks, staging=staging)
     for line in table(ranks):
         logger.info("%s", line)
     if config.device != "cpu":

@@ -3,13 +3,13 @@
 weights       counted on the model itself (``ekiden.models.held``)
 KV            blocks x bytes of a block on this rank
 activations   what one step of ``max_num_batched_tokens`` has alive at once, from shapes
+staging       what the KV port puts between the cache and the wire
 overhead      Python, torch and their libraries; the context of a CUDA device
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import msgspec
 
@@ -37,16 +37,18 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     weights: int
     kv_cache: int
     activations: int
+    staging: int
     overhead: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.activations + self.overhead
+        return self.weights + self.kv_cache + self.activations + self.staging + self.overhead
 
     def __str__(self) -> str:
+        staging = f"{show(self.staging)} staging + " if self.staging else ""
         return (
             f"{show(self.weights)} weights + {show(self.kv_cache)} KV + "
-            f"{show(self.activations)} activations + {show(self.overhead)} overhead "
+            f"{show(self.activations)} activations + {staging}{show(self.overhead)} overhead "
             f"= {show(self.total)}"
         )
 
@@ -57,9 +59,16 @@ def show(size: int) -> str:
 
 
 def forecast(
-    model: ModelConfig, config: EngineConfig, layout: KvLayout, num_blocks: int
+    model: ModelConfig,
+    config: EngineConfig,
+    layout: KvLayout,
+    num_blocks: int,
+    *,
+    staging: int = 0,
 ) -> tuple[RankMemory, ...]:
     """What every rank will hold at its peak, in order of rank.
+
+    ``staging`` is what each rank's KV port takes of the host.
 
     Raises:
         SetupError: the checkpoint and the model do not belong together.
@@ -71,21 +80,20 @@ def forecast(
             weights=weights[rank],
             kv_cache=num_blocks * layout.block_bytes(rank),
             activations=activation_bytes(model, config, layout, rank),
+            staging=staging if config.device == "cpu" else 0,
             overhead=overhead,
         )
         for rank in range(len(layout.ranks))
     )
 
 
-@lru_cache(maxsize=4)
 def _weights(model: ModelConfig, config: EngineConfig) -> tuple[int, ...]:
     # Late, since both bring torch: a service imports this file long before it starts ranks.
-    from ekiden.models.held import PACKING, held_bytes
+    from ekiden.models.held import held_bytes
     from ekiden.parallel.local import local_meshes
 
     meshes = local_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
-    packs = config.kernels in PACKING
-    return tuple(held_bytes(model, config, mesh, packs=packs) for mesh in meshes)
+    return tuple(held_bytes(model, config, mesh) for mesh in meshes)
 
 
 def activation_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:

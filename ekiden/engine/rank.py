@@ -13,6 +13,7 @@ from ekiden.cache.tensors import allocate_cache
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.engine.feed import Feed, tokens_of
+from ekiden.engine.heap import returning_freed_blocks
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.port import KvPort, PortContext, PortFactory
 from ekiden.engine.runner import Runner
@@ -75,7 +76,8 @@ def open_rank(
         SetupError: a checkpoint that cannot be read, no memory, or no such device.
     """
     device = rank_device(config.device, mesh.rank)
-    loaded = load_model(model, config, mesh, device, progress)
+    with returning_freed_blocks():
+        loaded = load_model(model, config, mesh, device, progress)
     cache = _allocate(layout, mesh.rank, num_blocks, device)
     port = None
     if port_factory is not None:

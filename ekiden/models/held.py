@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ekiden.cache.tensors import TORCH_DTYPES
 from ekiden.core.config import EngineConfig
+from ekiden.layers.backends.native.build import NativeUnavailable, library_file
+from ekiden.layers.backends.native.library import DTYPES as NATIVE_DTYPES
 from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.ops import Linear
 from ekiden.layers.weights import LinearWeight
 from ekiden.models.config import ModelConfig
 from ekiden.models.registry import load_model
 from ekiden.parallel.mesh import Mesh
-
-PACKING = frozenset({"native"})
-"""Kernels that keep matrices in an order of their own, and so a tied model's head twice."""
 
 
 class _Packing(TorchOps):
@@ -43,18 +43,28 @@ class _Copied:
         raise NotImplementedError("a model on the meta device is weighed, never run")
 
 
-def held_bytes(model: ModelConfig, config: EngineConfig, mesh: Mesh, *, packs: bool) -> int:
+def held_bytes(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> int:
     """Bytes of weights (and of what else layers keep) of ``mesh``'s rank once it has loaded.
-
-    ``packs``: whether its kernels are among ``PACKING``.
 
     Raises:
         SetupError: as ``load_model``, before anything is read or allocated.
     """
-    ops = _Packing() if packs else TorchOps()
+    ops = _Packing() if _packs(model, config) else TorchOps()
     with torch.inference_mode():
         loaded = load_model(model, config, mesh, torch.device("meta"), ops=ops)
         return sum(tensor.nbytes for tensor in tensors_of(loaded))
+
+
+def _packs(model: ModelConfig, config: EngineConfig) -> bool:
+    """Whether the native kernels will be chosen, as ``backends.choose`` does on the ranks."""
+    native = config.kernels == "native" or (config.kernels == "auto" and config.device == "cpu")
+    if not native or TORCH_DTYPES[model.resolve_dtype(config)] not in NATIVE_DTYPES:
+        return False
+    try:
+        library_file()  # Builds them where they are not yet: once, and not on every rank at once.
+    except NativeUnavailable:
+        return False
+    return True
 
 
 def tensors_of(holder: object) -> Iterator[Tensor]:

@@ -30,6 +30,7 @@ from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from ekiden.text.factory import text_factory
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import encode
+from kv_transfer.reshard import MESSAGE_BYTES
 from kv_transfer.wire import PortOptions
 
 logger = logging.getLogger(__name__)
@@ -147,12 +148,13 @@ def _spawn(
     identity: Identity,
     progress: Callable[[str, int, int], None] | None,
 ) -> ProcessExecutor:
-    with admit(model, engine, identity.replica_id):
+    port = PortOptions(transport=config.transport)
+    with admit(model, engine, identity.replica_id, staging=port.slots * MESSAGE_BYTES):
         return ProcessExecutor(
             engine,
             model,
             port=PORT,
-            port_options=encode(PortOptions(transport=config.transport)),
+            port_options=encode(port),
             epoch=identity.epoch,
             progress=progress,
         )
