@@ -6,7 +6,7 @@ BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
 .PHONY: help demo up test test-full check proto compose-test install install-dev clean
-.PHONY: bench bench-engine bench-streams bench-tp bench-interference bench-overhead
+.PHONY: bench bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -22,6 +22,7 @@ help:
 	@echo "     tp            two ranks of one thread against one rank of two"
 	@echo "     interference  running streams while long prompts arrive, a chart"
 	@echo "     overhead      the whole stack against the bare engine"
+	@echo "     pipeline      how busy the stages of a pipeline are"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
 	@echo "make clean         remove .venv and caches"
 
@@ -58,7 +59,7 @@ proto: install-dev
 bench: install
 	@$(BIN)/python scripts/bench.py $(ARGS)
 
-bench-engine bench-streams bench-tp bench-interference bench-overhead: bench-%: install-dev
+bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline: bench-%: install-dev
 	@$(BIN)/python scripts/bench_$*.py $(ARGS)
 
 compose-test:
