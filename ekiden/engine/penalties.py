@@ -68,19 +68,20 @@ def _penalise(adjusted_SV: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
     seen = _seen(specs)
     if seen is None:
         return
-    at = _at(adjusted_SV, seen, "prompt or output")
+    at_N = _at(adjusted_SV, seen, "prompt or output")
     flat = adjusted_SV.view(-1)
+    values_N = flat.index_select(0, at_N)
     factor_S = np.array([spec.repetition_penalty for spec in specs])
     if (factor_S != 1.0).any():
         factor_N = _floats(np.clip(factor_S, 1 / BOUND, BOUND)[seen.place_N], adjusted_SV)
-        values_N = flat[at]
-        flat[at] = torch.where(values_N > 0, values_N / factor_N, values_N * factor_N)
+        values_N = torch.where(values_N > 0, values_N / factor_N, values_N * factor_N)
     each_S = np.array([spec.frequency_penalty for spec in specs])
     once_S = np.array([spec.presence_penalty for spec in specs])
     if each_S.any() or once_S.any():
         # What is in the prompt only has come out 0 times, and is not meant.
         loss_N = each_S[seen.place_N] * seen.number_N + once_S[seen.place_N]
-        flat[at] -= _floats(np.where(seen.number_N, loss_N, 0.0), adjusted_SV)
+        values_N -= _floats(np.where(seen.number_N, loss_N, 0.0), adjusted_SV)
+    flat.scatter_(0, at_N, values_N)
 
 
 def _seen(specs: Sequence[SampleSpec]) -> _Entries | None:
