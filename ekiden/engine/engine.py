@@ -15,6 +15,7 @@ caller who does not want to wait inside it.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -45,6 +46,8 @@ from ekiden.engine.plan import UNKNOWN, Chunk, Sampled, StepPlan, StepResult
 from ekiden.engine.scheduling.policy import blocks_for
 from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
 from ekiden.engine.scheduling.sequence import Gate
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "Engine",
@@ -102,6 +105,11 @@ class Engine:
             micro_batches=config.pipeline_parallel_size,
             plan_ahead=config.plans_ahead,
         )
+        if config.async_scheduling and not config.plans_ahead:
+            log.info(
+                "no step is planned while another one runs: with --speculative-config nobody knows "
+                "how many tokens that one will give"
+            )
         self._scheduler = Scheduler(self.pool, limits)
         self._meters = Meters()
         self._table = JobTable(

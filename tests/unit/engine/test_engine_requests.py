@@ -347,3 +347,17 @@ def test_cached_blocks_are_held_while_they_are_read_and_only_for_their_tenant() 
     engine.writer_done(held.key)
     assert engine.books().held == 0
     assert engine.hold_cached(PROMPT, "b").blocks == ()
+
+
+def test_speculation_says_that_it_turns_planning_ahead_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        make_engine(ahead=True)
+        make_engine(ahead=False, speculate=2)
+        assert not caplog.records
+        engine, _ = make_engine(ahead=True, speculate=2)
+    assert "--speculative-config" in caplog.text
+    engine.add(make_request())
+    assert engine.next_plan() is not None
+    assert engine.next_plan() is None
