@@ -26,7 +26,7 @@ class BareEngine:
             model_dir=path,
             model_name="check",
             device=device,
-            max_model_len=2048,
+            max_model_len=4096 if device == "cuda" else 256,
             enable_prefix_caching=False,
             **{"kv_cache_memory_bytes": 4 << 30 if device == "cuda" else 8 << 20, **fields},
         )

@@ -93,6 +93,32 @@ def test_quantised_rows_are_the_reference_bytes(
             assert torch.equal(view[block, :, :, offset].view(torch.uint8), expected)
 
 
+def hard_to_round(kind: torch.dtype) -> Tensor:
+    """[rows, 32]: every byte's value, and what lies half way between two; the scale is 1."""
+    if kind == torch.int8:
+        exact = torch.arange(-127, 128).float()
+    else:
+        exact = torch.arange(256).byte().view(torch.float8_e4m3fn).float()
+        exact = exact[exact.isfinite()].sort().values
+    values = torch.cat((exact, (exact[1:] + exact[:-1]) / 2, torch.tensor([-0.0])))
+    rows = values[: len(values) // 31 * 31].view(-1, 31)
+    return torch.cat((torch.full((len(rows), 1), LARGEST[kind]), rows), dim=1)
+
+
+@pytest.mark.parametrize("kind", list(LARGEST))
+def test_bytes_are_rounded_as_the_reference_rounds(device: str, kind: torch.dtype) -> None:
+    """Halves to even, subnormal e4m3 too: values go through as v, which is not rotated."""
+    v = hard_to_round(kind)
+    tokens, dim = v.shape
+    qkv = torch.cat((torch.ones(tokens, 2 * dim), v), dim=1).to(device)
+    cache = torch.zeros(2, 1, 1, 2, 16, dim + SCALE_BYTES, device=device).to(kind)
+    angles, slots = torch.zeros(tokens, dim, device=device), torch.arange(tokens, device=device)
+    q = torch.empty(tokens, 1, dim, device=device)
+    rotate_and_store(qkv, angles, angles, slots, kv.layer_view(cache, 0), q)
+    stored = cache[:, 0, 0, 1].reshape(32, -1)[:tokens].view(torch.uint8).cpu()
+    assert torch.equal(stored, pack_rows(v, kind))
+
+
 def test_a_cache_of_other_rows_is_refused(device: str) -> None:
     cache = torch.zeros(1, 1, 1, 2, 4, 16, device=device)
     with pytest.raises(ValueError, match="head_dim 8"):
