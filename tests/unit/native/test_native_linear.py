@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused_before_it_runs(x, y, bias, says):
 
 
 def test_another_dtype_of_weights_is_refused():
-    with pytest.raises(ValueError, match="not torch.float16"):
+    with pytest.raises(ValueError, match=r"not torch\.float16"):
         pack_dense(torch.ones(2, 2, dtype=torch.float16))
 
 

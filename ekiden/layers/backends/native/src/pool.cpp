@@ -115,12 +115,11 @@ class Pool {
     if (forked()) return kForked;
     if (count <= 0) return kOk;
     const std::lock_guard<std::mutex> one_list_at_a_time(mutex_);
-    ops_ = ops;
-    count_ = count;
-    error_.store(0);
+    list_ = {ops, count, list_.error == &errors_[0] ? &errors_[1] : &errors_[0]};
+    list_.error->store(0);
     if (threads_ > 1) work_.advance();
-    run_as(0);
-    const uint64_t error = error_.load();
+    run_as(0, list_);
+    const uint64_t error = list_.error->load();
     *failed = static_cast<int64_t>(error >> 32) - 1;
     return static_cast<int>(error & 0xffffffff);
   }
@@ -131,6 +130,12 @@ class Pool {
   }
 
  private:
+  struct List {
+    const Op* ops;
+    int64_t count;
+    std::atomic<uint64_t>* error;  // (operation + 1) << 32 | code
+  };
+
   struct Member final : Team {
     Member(Pool& owner, int index) : pool(owner) {
       thread = index;
@@ -168,20 +173,22 @@ class Pool {
     for (uint32_t seen = 0;; ++seen) {
       work_.wait_past(seen);
       if (stopping_) return;
-      run_as(index);
+      run_as(index, list_);
     }
   }
 
-  void run_as(int index) {
-    for (int64_t i = 0; i < count_; ++i) {
+  // A thread that leaves the last barrier late looks at its own list still, while the next one is
+  // set up: hence a copy, and an error that only every other list uses.
+  void run_as(int index, const List list) {
+    for (int64_t i = 0; i < list.count; ++i) {
       const auto start = Clock::now();
-      const int error = run_one(ops_[i], *members_[index]);
-      if (error != kOk) fail(i, error);
+      const int error = run_one(list.ops[i], *members_[index]);
+      if (error != kOk) fail(list, i, error);
       meet();
       // An error of a later operation may be there already; its turn comes.
-      const uint64_t failed = error_.load();
+      const uint64_t failed = list.error->load();
       if (failed != 0 && static_cast<int64_t>(failed >> 32) - 1 <= i) return;
-      if (index == 0) ns_[ops_[i].kind] += (Clock::now() - start).count();
+      if (index == 0) ns_[list.ops[i].kind] += (Clock::now() - start).count();
     }
   }
 
@@ -190,9 +197,9 @@ class Pool {
     return kernels[op.kind](op, team);
   }
 
-  void fail(int64_t index, int error) {
+  void fail(const List& list, int64_t index, int error) {
     uint64_t none = 0;
-    error_.compare_exchange_strong(none, (uint64_t(index) + 1) << 32 | uint32_t(error));
+    list.error->compare_exchange_strong(none, (uint64_t(index) + 1) << 32 | uint32_t(error));
   }
 
   // Without a deadline: only a thread that still computes keeps the others, and its memory is ours.
@@ -211,10 +218,9 @@ class Pool {
   Gate work_;
   Gate meet_;
   alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<uint64_t> error_{0};  // (index + 1) << 32 | code
+  alignas(64) std::atomic<uint64_t> errors_[2] = {};
   std::atomic<bool> stopping_{false};
-  const Op* ops_ = nullptr;
-  int64_t count_ = 0;
+  List list_ = {nullptr, 0, nullptr};
   int64_t ns_[kKinds] = {};
   std::mutex mutex_;
   Mapping shared_;
