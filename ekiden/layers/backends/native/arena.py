@@ -32,7 +32,8 @@ class Arena:
         self._spare_bytes = spare_bytes
         self._small: dict[int, list[Memory]] = {}
         self._large: dict[int, list[Memory]] = {}
-        self._large_bytes = 0
+        self.spare = 0
+        """Bytes of large pieces that nobody shows now."""
         self._lent: dict[int, tuple[weakref.ref[Memory], Memory]] = {}
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -53,7 +54,7 @@ class Arena:
         kept = self._large.get(size)
         if not kept:
             return own_pages(size).numpy()
-        self._large_bytes -= size
+        self.spare -= size
         return kept.pop()
 
     def _take_back(self, reference: weakref.ref[Memory]) -> None:
@@ -66,15 +67,15 @@ class Arena:
         kept = self._large.pop(size, [])
         kept.append(memory)
         self._large[size] = kept
-        self._large_bytes += size
-        while self._large_bytes > self._spare_bytes:
+        self.spare += size
+        while self.spare > self._spare_bytes:
             self._drop_stalest()
 
     def _drop_stalest(self) -> None:
         size, kept = next(iter(self._large.items()))
         if kept:
             kept.pop()
-            self._large_bytes -= size
+            self.spare -= size
         else:
             del self._large[size]
 

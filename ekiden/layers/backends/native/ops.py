@@ -123,7 +123,7 @@ class NativeOps:
             outputs = run()
         finally:
             self._tape = None
-        return tape.finish(outputs)
+        return tape.finish(outputs, run)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Uninitialised; its memory is used again when nobody shows it any more."""

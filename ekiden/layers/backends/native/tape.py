@@ -6,6 +6,7 @@ Between stretches of native operations a tape may hold calls of Python, for what
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -39,8 +40,22 @@ def run(pool: Pool, ops: Array[Op], sums: Sequence[SharedSums]) -> None:
             group.account()
 
 
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """A finished tape; calling it runs the step."""
+
+    calls: list[Call]
+    outputs: Outputs
+    kept: object
+
+    def __call__(self) -> Outputs:
+        for call in self.calls:
+            call()
+        return self.outputs
+
+
 class Tape:
-    """Takes operations and calls in order; holds no memory but what the calls hold."""
+    """Takes operations and calls in order; holds addresses, and what the calls hold."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -59,16 +74,13 @@ class Tape:
     def call(self, function: Call) -> None:
         self._parts.append(function)
 
-    def finish(self, outputs: Outputs) -> Callable[[], Outputs]:
-        """What runs everything again and gives ``outputs`` back, overwritten."""
+    def finish(self, outputs: Outputs, kept: object) -> Replay:
+        """What runs everything again and gives ``outputs`` back, overwritten.
+
+        ``kept`` holds what the operations read.
+        """
         calls = [self._runner(p) if isinstance(p, list) else p for p in self._parts]
-
-        def replay() -> Outputs:
-            for call in calls:
-                call()
-            return outputs
-
-        return replay
+        return Replay(calls, outputs, kept)
 
     def _runner(self, ops: list[Op]) -> Call:
         array = (Op * len(ops))(*ops)
