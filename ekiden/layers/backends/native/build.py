@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -114,14 +115,23 @@ def _run_all(commands: Iterator[list[str]] | Sequence[list[str]]) -> None:
         raise NativeUnavailable(f"compiling took over {COMPILE_TIMEOUT_S:.0f} s") from error
     finally:
         for process in running:
-            process.kill()
-            process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:  # a compiler is several processes: end them all
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
     except OSError as error:
         raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error

@@ -7,7 +7,7 @@ import weakref
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -78,6 +78,20 @@ class Op(ctypes.Structure):
     )
 
 
+SIGNATURES: dict[str, tuple[type[Any] | None, list[type[Any]]]] = {
+    "ekiden_pool_create": (c_void_p, [c_int32, c_int64]),
+    "ekiden_pool_destroy": (None, [c_void_p]),
+    "ekiden_run": (c_int32, [c_void_p, POINTER(Op), c_int64, POINTER(c_int64)]),
+    "ekiden_times": (None, [c_void_p, POINTER(c_int64)]),
+    "ekiden_op_bytes": (c_int64, []),
+    "ekiden_kinds": (c_int64, []),
+    "ekiden_pack_dense": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32]),
+    "ekiden_quantised_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_int32]),
+    "ekiden_pack_quantised": (None, [c_void_p] * 4 + [c_int64] * 4),
+}
+"""What the library offers: result, arguments."""
+
+
 @cache
 def load() -> ctypes.CDLL:
     """The library, built on first use.
@@ -89,17 +103,7 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(library_file()))
     except OSError as error:
         raise NativeUnavailable(f"the library does not load: {error}") from error
-    for name, result, *arguments in (
-        ("ekiden_pool_create", c_void_p, c_int32, c_int64),
-        ("ekiden_pool_destroy", None, c_void_p),
-        ("ekiden_run", c_int32, c_void_p, POINTER(Op), c_int64, POINTER(c_int64)),
-        ("ekiden_times", None, c_void_p, POINTER(c_int64)),
-        ("ekiden_op_bytes", c_int64),
-        ("ekiden_kinds", c_int64),
-        ("ekiden_pack_dense", None, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32),
-        ("ekiden_quantised_bytes", c_int64, c_int64, c_int64, c_int64, c_int64, c_int32),
-        ("ekiden_pack_quantised", None, *[c_void_p] * 4, *[c_int64] * 4),
-    ):
+    for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     seen = library.ekiden_op_bytes(), library.ekiden_kinds()
