@@ -1,0 +1,51 @@
+"""What stages and collectives took of the time, from the ranks' figures to the scrape."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ekiden.cache.block_pool import BlockPool
+from ekiden.engine.meters import KEPT, Meters, replica_stats
+from ekiden.engine.plan import StepResult
+from ekiden.engine.scheduling.queues import Queues
+from gateway.metrics import Metrics
+
+
+def ended(meters: Meters, at: float, now: float, *stages: float, collective: float = 0.0) -> None:
+    result = StepResult(
+        1, (), compute_s=max(stages), collective_s=collective, stage_s=tuple(stages)
+    )
+    meters.step_ended([], result, at, now)
+
+
+def test_a_stage_idles_while_steps_are_in_flight_and_it_computes_none() -> None:
+    meters = Meters()
+    assert replica_stats(Queues(), BlockPool(1), meters).stage_idle == ()
+    ended(meters, 0.0, 4.0, 3.0, 1.0, collective=1.5)
+    # Submitted while the first one ran: it counts from that one's end. Nothing counts in between.
+    ended(meters, 2.0, 5.0, 1.0, 0.5)
+    ended(meters, 100.0, 101.0, 0.0, 1.0)
+    stats = replica_stats(Queues(), BlockPool(1), meters)
+    busy = 4 * KEPT**2 + KEPT + 1
+    assert stats.stage_idle == pytest.approx(
+        (1 - (3 * KEPT**2 + KEPT) / busy, 1 - (KEPT**2 + KEPT / 2 + 1) / busy)
+    )
+    assert stats.collective_share == pytest.approx(1.5 * KEPT**2 / (3 * KEPT**2 + KEPT + 1))
+
+
+def test_the_gateway_shows_them_by_replica_and_stage_and_forgets_who_left() -> None:
+    meters = Meters()
+    ended(meters, 0.0, 4.0, 3.0, 1.0, collective=1.5)
+    record = SimpleNamespace(
+        id="d-1", role="decode", model="m", stats=replica_stats(Queues(), BlockPool(1), meters)
+    )
+    fleet: Any = SimpleNamespace(stale_for_s=0.0, replicas=lambda: [record])
+    metrics = Metrics()
+    text = metrics.render(fleet).decode()
+    assert 'ekiden_stage_idle_ratio{replica="d-1",stage="1"} 0.75' in text
+    assert 'ekiden_collective_ratio{replica="d-1"} 0.5' in text
+    fleet.replicas = list
+    assert "d-1" not in metrics.render(fleet).decode()
