@@ -14,6 +14,11 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "ekiden"
 
 
+def native_dir() -> str:
+    """``EKIDEN_NATIVE``: a folder of kernels that were compiled ahead, for hosts without g++."""
+    return os.environ.get("EKIDEN_NATIVE", "")
+
+
 def secret() -> str:
     """``EKIDEN_SECRET``: shared by all services; never taken from a command line."""
     return os.environ.get("EKIDEN_SECRET", "")

@@ -55,6 +55,15 @@ def test_a_library_is_built_once_and_found_again(tmp_path, sources):
     assert leftovers(path.parent) == []
 
 
+def test_one_that_was_built_ahead_needs_no_compiler(tmp_path, sources, monkeypatch):
+    ahead = build.build_ahead(tmp_path / "ahead")
+    monkeypatch.setenv("EKIDEN_NATIVE", str(tmp_path / "ahead"))
+    assert library_file("no-such-compiler") == ahead
+    (sources / "one.cpp").write_text(SOURCE.replace("42", "43"))
+    with pytest.raises(NativeUnavailable, match="no-such-compiler cannot be run"):
+        library_file("no-such-compiler")  # of other sources, so it is not taken
+
+
 @pytest.mark.parametrize("change", ["source", "header", "flags", "compiler"])
 def test_what_it_is_built_from_names_it(tmp_path, sources, monkeypatch, change):
     compiler = Compiler(tmp_path)

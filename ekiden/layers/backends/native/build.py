@@ -1,6 +1,7 @@
 """Builds the library of kernels, once for this machine and compiler.
 
-``python -m ekiden.layers.backends.native.build`` does it ahead of the first start.
+``python -m ekiden.layers.backends.native.build`` does it ahead of the first start. With a folder
+behind it, it builds there, for other machines: they find it by ``EKIDEN_NATIVE``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ekiden.core.env import cache_dir
+from ekiden.core.env import cache_dir, native_dir
 
 SOURCES = Path(__file__).parent / "src"
 CPU_INFO = Path("/proc/cpuinfo")
@@ -54,6 +55,8 @@ def library_file(compiler: str = COMPILER) -> Path:
         NativeUnavailable: another kind of CPU or system, no compiler, or it failed.
     """
     check_cpu()
+    if native_dir() and (prebuilt := _prebuilt_file(Path(native_dir()))).exists():
+        return prebuilt
     path = cache_dir() / "native" / f"ekiden-{_key(compiler)}.so"
     if path.exists():
         return path
@@ -64,6 +67,18 @@ def library_file(compiler: str = COMPILER) -> Path:
                 _build(compiler, path)
     except OSError as error:
         raise NativeUnavailable(f"{path.parent} cannot be written: {error}") from error
+    return path
+
+
+def build_ahead(folder: Path, compiler: str = COMPILER) -> Path:
+    """The library in ``folder``, built whatever this machine can run.
+
+    Raises:
+        NativeUnavailable: no compiler, or it failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _prebuilt_file(folder)
+    _build(compiler, path)
     return path
 
 
@@ -80,9 +95,18 @@ def check_cpu(info: Path = CPU_INFO) -> None:
         raise NativeUnavailable(f"this CPU lacks {', '.join(missing)}")
 
 
+def _prebuilt_file(folder: Path) -> Path:
+    """Named after the sources, so that kernels of another version are never taken."""
+    return folder / f"ekiden-{_source_key('')}.so"
+
+
 def _key(compiler: str) -> str:
     """Sources, flags and compiler: what the library's content follows from."""
-    digest = hashlib.sha256(_output([compiler, "--version"]).encode())
+    return _source_key(_output([compiler, "--version"]))
+
+
+def _source_key(compiler: str) -> str:
+    digest = hashlib.sha256(compiler.encode())
     digest.update("\0".join(FLAGS).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -167,6 +191,6 @@ def _turn(path: Path) -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        print(library_file())
+        print(build_ahead(Path(sys.argv[1])) if len(sys.argv) > 1 else library_file())
     except NativeUnavailable as error:
         sys.exit(f"no native kernels: {error}")
