@@ -6,7 +6,7 @@ BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
 .PHONY: help demo up test test-full check proto compose-test install install-dev clean
-.PHONY: bench bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline
+.PHONY: quality bench bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -16,6 +16,7 @@ help:
 	@echo "make check         lint, format, types, import rules, stubs, CUDA kernels compiled, command line"
 	@echo "make proto         generate the gRPC stubs"
 	@echo "make bench         times of the whole stack on this machine (ARGS=... for ekiden up)"
+	@echo "make quality       what quantised weights and KV cost in accuracy (docs/quantisation.md)"
 	@echo "make bench-NAME    other benches (ARGS=--help tells more):"
 	@echo "     engine        our engine beside its peers, with floors"
 	@echo "     streams       tokens/s at 1 to 32 streams, a chart"
@@ -58,6 +59,9 @@ proto: install-dev
 
 bench: install
 	@$(BIN)/python scripts/bench.py $(ARGS)
+
+quality: install
+	@$(BIN)/python scripts/quality.py $(ARGS)
 
 bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline: bench-%: install-dev
 	@$(BIN)/python scripts/bench_$*.py $(ARGS)

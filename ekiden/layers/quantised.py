@@ -10,7 +10,8 @@ Shapes: O outputs, I inputs, G groups of S inputs each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,9 +22,25 @@ from ekiden.layers.weights import DenseWeight, GroupedWeight, LinearWeight, Rang
 GROUP_SIZES = (128, 64, 32)
 """Inputs of a group, best first; a matrix that none of them divides has one scale an output."""
 E4M3_LARGEST = 448.0
-_CLIPS = {8: (1.0, 0.97), 4: (1.0, 0.95, 0.9, 0.85, 0.8)}
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 16
 """Elements quantised at once, so that what lies between stays in the processor's cache."""
+
+
+class Scheme(NamedTuple):
+    """How numbers of so many bits are used."""
+
+    first: int
+    last: int
+    centre: int | None
+    """The zero of every group; None: each has its own."""
+    clips: tuple[float, ...]
+    """What the range is drawn in by, tried in order. A step of 8 bits is too fine for it to pay."""
+
+
+_SCHEMES = {
+    8: Scheme(1, 255, 128, (1.0,)),
+    4: Scheme(0, 15, None, (1.0, 0.92, 0.84)),
+}
 
 
 def group_size(inputs: int, sizes: Sequence[int] = GROUP_SIZES) -> int:
@@ -38,9 +55,8 @@ def quantise(weight_OI: Tensor, bits: int, size: int) -> GroupedWeight:
     """
     outputs, inputs = weight_OI.shape
     step = outputs if weight_OI.is_meta else max(1, _AT_ONCE // inputs)
-    quantise_rows = {8: _symmetric, 4: _asymmetric}[bits]
     parts = [
-        _best_clip(_grouped(weight_OI[row : row + step], size), _CLIPS[bits], quantise_rows)
+        _quantise_groups(_grouped(weight_OI[row : row + step], size), _SCHEMES[bits])
         for row in range(0, outputs, step)
     ]
     values, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
@@ -94,58 +110,67 @@ def cut_columns(weight: GroupedWeight, columns: Range, what: str) -> GroupedWeig
     )
 
 
-Quantised = tuple[Tensor, Tensor, Tensor]
-"""values uint8 [O, G, S], scales float32 [O, G], zeros uint8 [O, G]."""
-
-
 def _grouped(x_OI: Tensor, size: int) -> Tensor:
     """[O, G, S] in float32."""
     return x_OI.reshape(x_OI.shape[0], -1, size).float()
 
 
-def _best_clip(
-    x_OGS: Tensor, clips: Sequence[float], quantise_rows: Callable[[Tensor, float], Quantised]
-) -> Quantised:
-    best = quantise_rows(x_OGS, clips[0])
-    least_OG = _error(x_OGS, best)
-    for clip in clips[1:]:
-        tried = quantise_rows(x_OGS, clip)
-        error_OG = _error(x_OGS, tried)
-        better_OG = error_OG < least_OG
-        least_OG = torch.minimum(error_OG, least_OG)
-        best = (
-            torch.where(better_OG[..., None], tried[0], best[0]),
-            torch.where(better_OG, tried[1], best[1]),
-            torch.where(better_OG, tried[2], best[2]),
-        )
-    return best
-
-
-def _error(x_OGS: Tensor, quantised: Quantised) -> Tensor:
-    """The squared error of each group, [O, G]."""
-    values, scales, zeros = quantised
-    return ((values.float() - zeros[..., None]) * scales[..., None] - x_OGS).square().sum(-1)
-
-
-def _symmetric(x_OGS: Tensor, clip: float) -> Quantised:
-    scale_OG = _as_float16(x_OGS.abs().amax(-1) * (clip / 127))
-    values_OGS = _divide(x_OGS, scale_OG).clamp_(-127, 127) + 128
-    return values_OGS.to(torch.uint8), scale_OG, torch.full_like(scale_OG, 128).to(torch.uint8)
-
-
-def _asymmetric(x_OGS: Tensor, clip: float) -> Quantised:
-    low_OG = x_OGS.amin(-1).clamp(max=0) * clip
-    high_OG = x_OGS.amax(-1).clamp(min=0) * clip
-    scale_OG = _as_float16((high_OG - low_OG) / 15)
-    zero_OG = _divide(-low_OG[..., None], scale_OG).squeeze(-1).clamp_(0, 15)
-    values_OGS = (_divide(x_OGS, scale_OG) + zero_OG[..., None]).clamp_(0, 15)
+def _quantise_groups(x_OGS: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Tensor]:
+    """values uint8 [O, G, S], scales float32 [O, G], zeros uint8 [O, G]."""
+    low_OG, high_OG = _range(x_OGS, scheme)
+    scale_OG, zero_OG = _scale(low_OG, high_OG, scheme)
+    if len(scheme.clips) > 1:
+        scratch_OGS = torch.empty_like(x_OGS)
+        least_OG = _error(x_OGS, scale_OG, zero_OG, scheme, scratch_OGS)
+        for clip in scheme.clips[1:]:
+            tried = _scale(low_OG * clip, high_OG * clip, scheme)
+            error_OG = _error(x_OGS, *tried, scheme, scratch_OGS)
+            better_OG = error_OG < least_OG
+            least_OG = torch.minimum(error_OG, least_OG)
+            scale_OG = torch.where(better_OG, tried[0], scale_OG)
+            zero_OG = torch.where(better_OG, tried[1], zero_OG)
+    values_OGS = _round(x_OGS, scale_OG, zero_OG, scheme, torch.empty_like(x_OGS))
     return values_OGS.to(torch.uint8), scale_OG, zero_OG.to(torch.uint8)
 
 
-def _divide(x_OGS: Tensor, scale_OG: Tensor) -> Tensor:
-    """x / scale, rounded; 0 where the scale is."""
-    inverse_OG = torch.where(scale_OG > 0, scale_OG.reciprocal(), 0.0)
-    return (x_OGS * inverse_OG[..., None]).round_()
+def _range(x_OGS: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    if scheme.centre is None:
+        return x_OGS.amin(-1).clamp_(max=0), x_OGS.amax(-1).clamp_(min=0)
+    largest_OG = x_OGS.abs().amax(-1)
+    return -largest_OG, largest_OG
+
+
+def _scale(low_OG: Tensor, high_OG: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """(scale, zero), float32."""
+    scale_OG = _as_float16((high_OG - low_OG) / (scheme.last - scheme.first))
+    if scheme.centre is not None:
+        return scale_OG, torch.full_like(scale_OG, scheme.centre)
+    zero_OG = (-low_OG * _inverse(scale_OG)).round_().clamp_(scheme.first, scheme.last)
+    return scale_OG, zero_OG
+
+
+def _round(
+    x_OGS: Tensor, scale_OG: Tensor, zero_OG: Tensor, scheme: Scheme, out_OGS: Tensor
+) -> Tensor:
+    """The numbers that stand for x, still as floats, in ``out_OGS``."""
+    inverse_OG1 = _inverse(scale_OG)[..., None]
+    torch.addcmul(zero_OG[..., None], x_OGS, inverse_OG1, out=out_OGS)
+    return out_OGS.round_().clamp_(scheme.first, scheme.last)
+
+
+def _error(
+    x_OGS: Tensor, scale_OG: Tensor, zero_OG: Tensor, scheme: Scheme, scratch_OGS: Tensor
+) -> Tensor:
+    """The root of the squared error of each group, [O, G]."""
+    values_OGS = _round(x_OGS, scale_OG, zero_OG, scheme, scratch_OGS)
+    back_OGS = values_OGS.sub_(zero_OG[..., None]).mul_(scale_OG[..., None])
+    error_OG: Tensor = torch.linalg.vector_norm(back_OGS.sub_(x_OGS), dim=-1)
+    return error_OG
+
+
+def _inverse(scale_OG: Tensor) -> Tensor:
+    """1 / scale; 0 where the scale is."""
+    return torch.where(scale_OG > 0, scale_OG.reciprocal(), 0.0)
 
 
 def _as_float16(scale: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from ekiden.cache.tensors import TORCH_DTYPES
 from ekiden.core.config import EngineConfig
 from ekiden.layers.backends.native.build import NativeUnavailable, library_file
 from ekiden.layers.backends.native.library import DTYPES as NATIVE_DTYPES
+from ekiden.layers.backends.native.packed import packed_bytes
 from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.ops import Linear
 from ekiden.layers.weights import LinearWeight
@@ -25,19 +26,23 @@ from ekiden.parallel.mesh import Mesh
 
 
 class _Packing(TorchOps):
-    """Keeps a copy of every matrix, as kernels do that pack them."""
+    """Holds of every matrix as much as the native kernels do, who pack it anew."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def linear(
         self, weight: LinearWeight, bias: Tensor | None, *, float_out: bool = False
     ) -> Linear:
-        return _Copied(super().linear(weight, bias, float_out=float_out))
+        return _Packed(packed_bytes(weight, self.dtype), bias)
 
 
-class _Copied:
-    """A linear that shares none of its tensors with another layer."""
+class _Packed:
+    """A linear that shares none of its memory with another layer."""
 
-    def __init__(self, linear: Linear) -> None:
-        self.tensors = [tensor.clone() for tensor in tensors_of(linear)]
+    def __init__(self, size: int, bias: Tensor | None) -> None:
+        self.panels = torch.empty(size, dtype=torch.uint8, device="meta")
+        self.bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         raise NotImplementedError("a model on the meta device is weighed, never run")
@@ -49,16 +54,17 @@ def held_bytes(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> int:
     Raises:
         SetupError: as ``load_model``, before anything is read or allocated.
     """
-    ops = _Packing() if _packs(model, config) else TorchOps()
+    dtype = TORCH_DTYPES[model.resolve_dtype(config)]
+    ops = _Packing(dtype) if _packs(config, dtype) else TorchOps()
     with torch.inference_mode():
         loaded = load_model(model, config, mesh, torch.device("meta"), ops=ops)
         return sum(tensor.nbytes for tensor in tensors_of(loaded))
 
 
-def _packs(model: ModelConfig, config: EngineConfig) -> bool:
+def _packs(config: EngineConfig, dtype: torch.dtype) -> bool:
     """Whether the native kernels will be chosen, as ``backends.choose`` does on the ranks."""
     native = config.kernels == "native" or (config.kernels == "auto" and config.device == "cpu")
-    if not native or TORCH_DTYPES[model.resolve_dtype(config)] not in NATIVE_DTYPES:
+    if not native or dtype not in NATIVE_DTYPES:
         return False
     try:
         library_file()  # Builds them where they are not yet: once, and not on every rank at once.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ekiden.layers.backends.native.library import Kind, Op, load, op
 from ekiden.layers.backends.native.memory import allocate
+from ekiden.layers.weights import DenseWeight, LinearWeight
 
 PANEL = 32
 MAX_GROUP = 128
@@ -127,6 +128,22 @@ def pack_quantised(
         zeros=zeros is not None,
         panels=panels,
     )
+
+
+def packed_bytes(weight: LinearWeight, dtype: torch.dtype) -> int:
+    """Bytes of a matrix once it is packed for activations of ``dtype``; its numbers are not read.
+
+    Zero points are counted where they may turn out to be all alike, and then not kept.
+    """
+    (outputs, inputs), panels = weight.shape, -(-weight.shape[0] // PANEL)
+    if isinstance(weight, DenseWeight):
+        pair = 2 if dtype == torch.bfloat16 else 1
+        scale = 0 if weight.scale is None else 4 * outputs
+        return panels * -(-inputs // pair) * PANEL * 4 + scale
+    group = min(weight.group_size if weight.scales.shape[1] > 1 else inputs, MAX_GROUP)
+    header = PANEL * 4 + 2 * PANEL
+    numbers = -(-inputs // 8) * weight.bits * PANEL
+    return panels * (-(-inputs // group) * header + numbers)
 
 
 def linear_op(packed: PackedDense, x_MK: Tensor, y_MN: Tensor, bias_N: Tensor | None = None) -> Op:
