@@ -7,7 +7,9 @@ cache says whether its rows are quantised: int8 and float8_e4m3fn are (``scaled.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,9 +29,30 @@ KV_TORCH_DTYPES = {**TORCH_DTYPES, "int8": torch.int8, "fp8_e4m3": torch.float8_
 def allocate_cache(
     layout: KvLayout, rank: int, num_blocks: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """A zeroed, contiguous cache for ``rank``, ``num_blocks * layout.block_bytes(rank)`` bytes."""
+    """A zeroed, contiguous cache for ``rank``, ``num_blocks * layout.block_bytes(rank)`` bytes.
+
+    Raises:
+        MemoryError, RuntimeError: there is not so much memory on ``device``.
+    """
     shape = (num_blocks, *layout.block_shape(rank))
-    return torch.zeros(shape, dtype=KV_TORCH_DTYPES[layout.dtype], device=device)
+    dtype = KV_TORCH_DTYPES[layout.dtype]
+    if torch.device(device).type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
+        return _on_huge_pages(num_blocks * layout.block_bytes(rank)).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _on_huge_pages(size: int) -> Tensor:
+    """Zeros, uint8. A head's part of a block is a small page, and attention jumps from one to the
+    next: finding them through page tables costs a fifth of a decode step of many rows.
+    """
+    try:
+        mapped = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from error
+    with suppress(OSError):  # a kernel without huge pages has small ones
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    # Touched now: memory that is not there should be missed when a replica starts.
+    return torch.frombuffer(mapped, dtype=torch.uint8)[:size].zero_()
 
 
 def write_kv(cache: Tensor, layer: int, k_TKD: Tensor, v_TKD: Tensor, slots_T: Tensor) -> None:
