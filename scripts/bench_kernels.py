@@ -1,15 +1,17 @@
 """`python scripts/bench_kernels.py`: how fast the native linears are on this machine.
 
-Every shape is multiplied by as many copies of its weights as no cache holds, in one native list, in
-`F.linear` and in oneDNN with prepacked weights, in turn. A figure is the least time of many; beside
-it stands the weights' bandwidth (GB/s) or the arithmetic rate (GFLOP/s), whichever bounds it.
+Every shape is multiplied by one copy of its weights after another, of which there are more than a
+cache holds: in native lists, in `F.linear` and in oneDNN with prepacked weights, in turn. A figure
+is the least time of many short runs, the median behind it in brackets; then the weights' bandwidth
+(GB/s) and the arithmetic rate (GFLOP/s), one of which bounds it.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +38,12 @@ SHAPES = {
 }
 """[outputs, inputs]"""
 BEYOND_CACHE = 128 << 20
+RUN = 4 << 20
+"""Bytes of weights of one measured run: short, so that on a busy machine some are undisturbed."""
 GROUP = 128
+
+Run = Callable[[], int]
+"""Multiplies by some copies; returns how many."""
 
 
 def main() -> None:
@@ -61,39 +68,42 @@ def dense(
     size = outputs * inputs * dtype.itemsize
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(_copies(size))]
     packed = [pack_dense(weight) for weight in weights]
+    prepacked = [torch.ops.mkldnn._reorder_linear_weight(w) for w in weights]
+    pointwise = torch.ops.mkldnn._linear_pointwise
     for rows in args.rows:
         x = torch.randn(rows, inputs).to(dtype)
         y = torch.empty(rows, outputs, dtype=dtype)
-        ops = (Op * len(weights))(*(linear_op(w, x, y) for w in packed))
-        runs: dict[str, Callable[[], object]] = {
-            "native": lambda ops=ops: pool.run(ops),
-            "F.linear": lambda x=x: [F.linear(x, w) for w in weights],
+        runs = {
+            "native": [_native(pool, [linear_op(w, x, y) for w in part]) for part in _runs(packed)],
+            "F.linear": [_each(F.linear, x, part) for part in _runs(weights)],
+            "prepacked": [
+                _each(lambda x, w: pointwise(x, w, None, "none", [], ""), x, part)
+                for part in _runs(prepacked)
+            ],
         }
-        if torch.backends.mkldnn.is_available():
-            runs["prepacked"] = _prepacked(x, weights)
-        report(name, rows, measure(runs, args.seconds), len(weights), size, outputs, inputs)
+        report(name, rows, measure(runs, args.seconds), size, outputs, inputs)
 
 
 def quantised(
     bits: int, pool: Pool, name: str, outputs: int, inputs: int, args: argparse.Namespace
 ) -> None:
-    size = outputs * inputs * bits // 8 + 3 * outputs * -(-inputs // GROUP)
     groups = -(-inputs // GROUP)
+    q = torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8)
+    scales = torch.rand(outputs, groups)
     packed = [
-        pack_quantised(
-            torch.randint(0, 2**bits, (outputs, inputs), dtype=torch.uint8),
-            torch.rand(outputs, groups),
-            torch.randint(0, 2**bits, (outputs, groups), dtype=torch.uint8),
-            bits=bits,
-            group_size=GROUP,
-        )
-        for _ in range(_copies(size))
+        pack_quantised(q, scales, None, bits=bits, group_size=GROUP)
+        for _ in range(_copies(outputs * inputs * bits // 8))
     ]
+    size = packed[0].panels.numel()
     for rows in args.rows:
         x, y = torch.randn(rows, inputs).bfloat16(), torch.empty(rows, outputs).bfloat16()
-        ops = (Op * len(packed))(*(quantised_linear_op(w, x, y) for w in packed))
-        times = measure({"native": lambda ops=ops: pool.run(ops)}, args.seconds)
-        report(name, rows, times, len(packed), size, outputs, inputs)
+        runs = {
+            "native": [
+                _native(pool, [quantised_linear_op(w, x, y) for w in part])
+                for part in _runs(packed)
+            ]
+        }
+        report(name, rows, measure(runs, args.seconds), size, outputs, inputs)
 
 
 KINDS: dict[str, Callable[..., None]] = {
@@ -104,15 +114,16 @@ KINDS: dict[str, Callable[..., None]] = {
 }
 
 
-def measure(runs: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Seconds of each run, taken in turn until the time is up."""
+def measure(runs: dict[str, list[Run]], seconds: float) -> dict[str, list[float]]:
+    """Seconds of one matrix in each run, taken in turn until the time is up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < end or len(times["native"]) < 3:
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    while time.perf_counter() < end:
+        for name, parts in runs.items():
+            for run in parts:
+                start = time.perf_counter()
+                matrices = run()
+                times[name].append((time.perf_counter() - start) / matrices)
     return times
 
 
@@ -120,15 +131,14 @@ def report(
     name: str,
     rows: int,
     times: dict[str, list[float]],
-    copies: int,
     size: int,
     outputs: int,
     inputs: int,
 ) -> None:
     cells = []
     for peer, seconds in times.items():
-        least = min(seconds) / copies
-        middle = sorted(seconds)[len(seconds) // 2] / copies
+        least = min(seconds)
+        middle = sorted(seconds)[len(seconds) // 2]
         cells.append(
             f"{peer} {least * 1e6:8.1f} us ({middle * 1e6:8.1f}) {size / least / 1e9:5.1f} GB/s "
             f"{2 * rows * outputs * inputs / least / 1e9:5.0f} GFLOP/s"
@@ -140,10 +150,30 @@ def _copies(size: int) -> int:
     return max(1, -(-BEYOND_CACHE // size))
 
 
-def _prepacked(x: Tensor, weights: list[Tensor]) -> Callable[[], object]:
-    multiply = torch.ops.mkldnn._linear_pointwise
-    packed = [torch.ops.mkldnn._reorder_linear_weight(w) for w in weights]
-    return lambda: [multiply(x, w, None, "none", [], "") for w in packed]
+def _runs(weights: list[Any]) -> Iterator[list[Any]]:
+    """The copies by as many as a run takes."""
+    each = max(1, len(weights) * RUN // BEYOND_CACHE)
+    for start in range(0, len(weights), each):
+        yield weights[start : start + each]
+
+
+def _native(pool: Pool, ops: list[Op]) -> Run:
+    listed = (Op * len(ops))(*ops)
+
+    def run() -> int:
+        pool.run(listed)
+        return len(ops)
+
+    return run
+
+
+def _each(multiply: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Run:
+    def run() -> int:
+        for weight in weights:
+            multiply(x, weight)
+        return len(weights)
+
+    return run
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kStripRows = 12;
 // Steps along k between which the sums rest in memory, so that the weights between stay in L2.
 constexpr int64_t kBlockSteps = 2048;
-// Rows whose interleaved form is held at once.
-constexpr int64_t kChunkRows = 64 * kStripRows;
+// Rows whose interleaved form is held at once: little enough to stay near, in L2 or L3.
+constexpr int64_t kChunkRows = 16 * kStripRows;
 constexpr int64_t kStripSums = kStripRows * kPanel;
 constexpr int64_t kSumsBytes = kChunkRows / kStripRows * kStripSums * 4;
 
@@ -119,8 +119,10 @@ void run(const Op& op, Team& team) {
   const auto* x = static_cast<const typename D::Element*>(op.p[0]);
   const int64_t steps = ceil_div(op.n[2], D::kPack);
   float* sums = reinterpret_cast<float*>(team.scratch);
-  for (int64_t row = 0; row < op.n[0]; row += kChunkRows) {
-    const Strips strips(std::min(kChunkRows, op.n[0] - row), kStripRows);
+  const Strips chunks(op.n[0], kChunkRows);
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    const int64_t row = chunks.begin(chunk);
+    const Strips strips(chunks.size(chunk), kStripRows);
     // One strip is quicker made by every thread for itself than waited for.
     const bool alone = strips.count == 1;
     auto* words = reinterpret_cast<uint32_t*>(alone ? team.scratch + kSumsBytes : team.shared);
@@ -132,7 +134,7 @@ void run(const Op& op, Team& team) {
     }
     if (!alone) team.barrier();
     Chunk<D, Out>(op, row, strips, words, sums).run(team);
-    if (row + kChunkRows < op.n[0]) team.barrier();
+    if (chunk + 1 < chunks.count) team.barrier();
   }
 }
 

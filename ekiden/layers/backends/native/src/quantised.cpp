@@ -21,8 +21,8 @@ namespace {
 
 // A row takes four registers of sums: 24 of 32.
 constexpr int64_t kStripRows = 6;
-// Rows whose quantised form is held at once.
-constexpr int64_t kChunkRows = 64 * kStripRows;
+// Rows whose quantised form is held at once: little enough to stay near, in L2 or L3.
+constexpr int64_t kChunkRows = 32 * kStripRows;
 constexpr float kLargest = 32512.0f;  // 256 * 127
 
 // Words of one row's quantised form: a scale and a sum a group, hi and lo of each four inputs.
@@ -199,8 +199,10 @@ void run_chunk(const Op& op, const QuantisedLayout& layout, int64_t row, const S
 template <class D, class Out>
 void run(const Op& op, const QuantisedLayout& layout, Team& team) {
   const auto* x = static_cast<const typename D::Element*>(op.p[0]);
-  for (int64_t row = 0; row < op.n[0]; row += kChunkRows) {
-    const Strips strips(std::min(kChunkRows, op.n[0] - row), kStripRows);
+  const Strips chunks(op.n[0], kChunkRows);
+  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+    const int64_t row = chunks.begin(chunk);
+    const Strips strips(chunks.size(chunk), kStripRows);
     // One strip is quicker made by every thread for itself than waited for.
     const bool alone = strips.count == 1;
     auto* words = reinterpret_cast<uint32_t*>(
@@ -213,7 +215,7 @@ void run(const Op& op, const QuantisedLayout& layout, Team& team) {
     }
     if (!alone) team.barrier();
     run_chunk<Out>(op, layout, row, strips, words, team);
-    if (row + kChunkRows < op.n[0]) team.barrier();
+    if (chunk + 1 < chunks.count) team.barrier();
   }
 }
 

@@ -10,7 +10,7 @@ namespace ekiden {
 // One step of a panel: a word of 4 bytes for each output.
 constexpr int64_t kStepBytes = kPanel * 4;
 
-// Rows dealt to as few strips as hold them, equal to within one row.
+// Rows dealt to as few strips (or chunks) as hold them, equal to within one row.
 struct Strips {
   int64_t rows, count;
   Strips(int64_t rows, int64_t most) : rows(rows), count(ceil_div(rows, most)) {}
