@@ -41,6 +41,7 @@ from ekiden.cli.options import (
     seconds,
     switched_off,
 )
+from ekiden.cli.room import check_room
 from ekiden.cli.serve import name_of
 from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
 from ekiden.core.errors import SetupError
@@ -126,8 +127,7 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
              pp=getattr(args, f"{role}_pp"))
         for role in ("prefill", "decode")
     )  # fmt: skip
-    fields = {option.field: getattr(args, option.field) for option in _ENGINE}
-    EngineConfig(model_dir=model_dir, model_name="", **fields).check()
+    engine_of_all(args, model_dir)
     args.threads_per_rank = args.threads_per_rank or threads_for(pools, usable_cores())
     return Deployment(
         model_dir=model_dir,
@@ -139,6 +139,12 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
         options=(*as_argv((*_ENGINE, *_SERVICE), args), *switched_off(args)),
         decode_options=tuple(as_argv([LOCAL_PREFILL], args)),
     )
+
+
+def engine_of_all(args: argparse.Namespace, model_dir: Path) -> EngineConfig:
+    """What all engines have in common; pools differ in their splits."""
+    fields = {option.field: getattr(args, option.field) for option in _ENGINE}
+    return EngineConfig(model_dir=model_dir, model_name="", **fields).check()
 
 
 def threads_for(pools: Sequence[Pool], cores: int) -> int:
@@ -165,6 +171,7 @@ def _run(args: argparse.Namespace) -> int:
         asyncio.run(redis_server.check_url(url))
     plan = deployment(args, resolve(args.model))
     check_model(plan)
+    check_room(plan.pools, engine_of_all(args, plan.model_dir))
     model_s = time.monotonic() - began
     run_dir = run_folder(args.run_dir)
     code = asyncio.run(Up(plan, args, run_dir).run())

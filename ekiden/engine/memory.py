@@ -18,7 +18,7 @@ from ekiden.core.config import EngineConfig
 from ekiden.models.config import ModelConfig
 from ekiden.parallel.split import even_split, head_split
 
-CPU_OVERHEAD = 330 << 20
+CPU_OVERHEAD = 260 << 20
 """Resident bytes of a rank process before it loads anything: measured, with the UCX transport."""
 
 CUDA_OVERHEAD = 700 << 20
@@ -85,6 +85,20 @@ def forecast(
         )
         for rank in range(len(layout.ranks))
     )
+
+
+def least_bytes(
+    model: ModelConfig, config: EngineConfig, layout: KvLayout, num_blocks: int, weights: int
+) -> int:
+    """What a CPU replica takes at least, service and all, told in a moment and without torch.
+
+    ``weights`` are those of the whole model, each counted once. What is missing is what only the
+    model itself can tell: what ranks hold twice.
+    """
+    ranks = range(len(layout.ranks))
+    kv = num_blocks * sum(layout.block_bytes(rank) for rank in ranks)
+    activations = sum(activation_bytes(model, config, layout, rank) for rank in ranks)
+    return weights + kv + activations + len(ranks) * CPU_OVERHEAD + SERVICE_OVERHEAD
 
 
 def _weights(model: ModelConfig, config: EngineConfig) -> tuple[int, ...]:

@@ -6,24 +6,24 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_llama import BLOCK, Driver, chunk, greedy
+from tiny_llama import BLOCK, chunk, greedy
 
 from ekiden.core.config import EngineConfig
 from ekiden.engine.capacity import resolve_num_blocks
 from ekiden.engine.memory import RankMemory, forecast, show
-from ekiden.engine.plan import Chunk
+from ekiden.engine.plan import Chunk, StepPlan
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
 from ekiden.models.hub import is_pulled, model_path
 from ekiden.models.layout import kv_layout
 from kv_transfer.messages import encode
-from kv_transfer.reshard import MESSAGE_BYTES
 from kv_transfer.wire import PortOptions
 
 TINY_LLAMA: dict[str, Any] = {
@@ -39,6 +39,7 @@ SMOLLM2 = "smollm2-135m-instruct"
 TOLERANCE = 0.10
 SEQUENCES = 32
 CONTEXT = 512
+STEP_TIMEOUT_S = 110.0
 
 
 def peak_bytes(pid: int) -> int:
@@ -124,22 +125,16 @@ def check(path: Path, tp: int) -> None:
         max_model_len=2048,
     ).check()
     layout = kv_layout(model, config)
-    port = PortOptions(transport="ucx")
-    foretold = forecast(
-        model,
-        config,
-        layout,
-        resolve_num_blocks(model, config, layout),
-        staging=port.slots * MESSAGE_BYTES,
-    )
+    # No hand-off comes, so the port's staging stays untouched and is left out.
+    foretold = forecast(model, config, layout, resolve_num_blocks(model, config, layout))
     executor = ProcessExecutor(
         config,
         model,
         port="kv_transfer.port:open_port",
-        port_options=encode(port),
+        port_options=encode(PortOptions(transport="ucx")),
     )
     try:
-        work(Driver(executor), model)
+        work(executor, model)
         seen = [peak_bytes(pid) for pid in executor.processes]
     finally:
         executor.close()
@@ -148,19 +143,24 @@ def check(path: Path, tp: int) -> None:
         assert abs(peak - memory.total) <= TOLERANCE * peak
 
 
-def work(driver: Driver, model: ModelConfig) -> None:
-    """The largest step of each kind: a full chunk, a long context, a full batch of rows."""
+def work(executor: ProcessExecutor, model: ModelConfig) -> None:
+    """The largest steps of each kind: full chunks over a long context, odd ones, many rows."""
     tokens = [i % model.vocab_size for i in range(2048)]
+    starts = [0, CONTEXT, 2 * CONTEXT, 3 * CONTEXT, 3 * CONTEXT + 301, 3 * CONTEXT + 401, 2047]
+    steps: list[tuple[Chunk, ...]] = [
+        (chunk(tokens, start, stop, samples=(greedy(),)),)
+        for start, stop in pairwise([*starts, 2048])
+    ]
     blocks = -(-CONTEXT // BLOCK)
-    for start in range(0, 2048, CONTEXT):
-        samples = (greedy(),) if start + CONTEXT == 2048 else ()
-        driver.run(chunk(tokens, start, start + CONTEXT, samples=samples))
-    for _ in range(2):
-        rows: list[Chunk] = [
+    steps += 2 * [
+        tuple(
             chunk(tokens, 99, 100, first_block=i * blocks, sequence=i, samples=(greedy(),))
             for i in range(SEQUENCES)
-        ]
-        driver.run(*rows)
+        )
+    ]
+    for number, chunks in enumerate(steps):
+        executor.submit(StepPlan(number, chunks, ()))
+        assert executor.collect(STEP_TIMEOUT_S).sampled
 
 
 def report(path: Path, tp: int, foretold: Sequence[RankMemory], seen: Sequence[int]) -> None:

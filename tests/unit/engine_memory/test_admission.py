@@ -111,7 +111,7 @@ def test_the_start_up_lines_name_every_part_of_every_rank(
         pass
     ranks, sum_line = caplog.messages
     assert ranks.startswith("memory of each of ranks 0-1: ")
-    for part in ("weights", "512 MiB KV", "activations", "64 MiB staging", "330 MiB overhead"):
+    for part in ("weights", "512 MiB KV", "activations", "64 MiB staging", "260 MiB overhead"):
         assert part in ranks
     assert "in 2 ranks + 250 MiB service = " in sum_line
     assert "of 9.00 GiB available" in sum_line
