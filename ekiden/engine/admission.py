@@ -21,7 +21,7 @@ from ekiden.engine.host_memory import available_bytes
 from ekiden.engine.ledger import Ledger
 from ekiden.engine.memory import SERVICE_OVERHEAD, RankMemory, forecast, show, table
 from ekiden.models.config import ModelConfig
-from ekiden.models.layout import kv_layout
+from ekiden.models.layout import imbalance, kv_layout
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,13 @@ def admit(
     ranks = forecast(model, config, layout, blocks, staging=staging)
     for line in table(ranks):
         logger.info("%s", line)
+    if (cost := imbalance(model, config)) > 0:
+        logger.warning(
+            "%d heads do not divide by -tp %d: attention takes %.0f%% longer than if they did",
+            model.num_heads,
+            config.tensor_parallel_size,
+            100 * cost,
+        )
     if config.device != "cpu":
         _check_cards(ranks, cards())
         return nullcontext()

@@ -117,6 +117,23 @@ def test_the_start_up_lines_name_every_part_of_every_rank(
     assert "of 9.00 GiB available" in sum_line
 
 
+def test_an_uneven_split_says_at_start_up_what_it_costs(
+    path: Path, model: ModelConfig, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F141. Eight heads over three ranks: one has four, where 8 / 3 would be its share."""
+    for tp in (2, 3):
+        with admit(
+            model,
+            config(path, tensor_parallel_size=tp),
+            "r",
+            available=lambda: 99 * GIB,
+            ledger=ledger,
+        ):
+            pass
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said == ["8 heads do not divide by -tp 3: attention takes 50% longer than if they did"]
+
+
 def test_where_memory_is_unknown_that_is_said(
     path: Path, model: ModelConfig, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
