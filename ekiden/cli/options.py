@@ -125,6 +125,13 @@ ENGINE_OPTIONS = (
         help="cuda gives every rank a card of its own",
     ),
     Option(
+        flags=("--kernels",),
+        field="kernels",
+        metavar="NAME",
+        choices=("auto", "torch", "native", "triton"),
+        help="what computes; auto: the fastest that runs here, which the log names",
+    ),
+    Option(
         flags=("--block-size",),
         field="block_size",
         parse=at_least(1),
