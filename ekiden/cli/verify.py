@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, add_command
 from ekiden.cli.models import resolve
-from ekiden.cli.options import at_least, seconds
+from ekiden.cli.options import ENGINE_OPTIONS, add_options, at_least, seconds
 from ekiden.cli.serve import name_of
+from ekiden.core.config import EngineConfig
 from ekiden.core.env import quiet_grpc_forks
 
 if TYPE_CHECKING:
     from ekiden.verify.layouts import Layout
+
+QUANTISED = ("quantization", "kv_cache_dtype")
+"""The engine's options that change numbers, and that split replicas must still agree on."""
 
 _EXAMPLES = """examples:
   ekiden verify --grid small
@@ -55,6 +59,8 @@ def add_parser(commands: Any) -> None:
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", metavar="DTYPE",
         help="of weights, activations and KV (default: float32)",
     )  # fmt: skip
+    for field in QUANTISED:
+        add_options(parser, [o for o in ENGINE_OPTIONS if o.field == field], EngineConfig)
     parser.add_argument(
         "--transport", default="ucx", metavar="NAME", help="wire that carries KV (default: ucx)"
     )
@@ -83,6 +89,7 @@ def _run(args: argparse.Namespace) -> int:
             prompts=args.prompts,
             tokens=args.max_tokens,
             dtype=args.dtype,
+            **{field: getattr(args, field) for field in QUANTISED},
             transport=args.transport,
             cell_timeout_s=args.cell_timeout,
         )

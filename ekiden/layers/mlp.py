@@ -9,6 +9,9 @@ from ekiden.layers.ops import Ops
 from ekiden.layers.site import Site
 from ekiden.parallel.split import even_split
 
+WIDTHS_TOGETHER = 32
+"""Inner widths that stay on one rank: a panel of the native kernels, the least group of inputs."""
+
 
 class GatedMlp:
     """``down(act(gate(x)) * up(x))``; each TP rank holds some of the inner width."""
@@ -31,7 +34,7 @@ class GatedMlp:
         activation: str = "silu",
     ) -> GatedMlp:
         """Widths that do not divide are split unevenly. Raises SetupError as the source does."""
-        mine = even_split(inner, site.tp.size)[site.tp.rank]
+        mine = even_split(inner, site.tp.size, WIDTHS_TOGETHER)[site.tp.rank]
         pieces = [(f"{prefix}.{name}", inner, mine) for name in ("gate_proj", "up_proj")]
         return cls(
             ColumnLinear.load(site, pieces, hidden, bias=bias),

@@ -39,7 +39,7 @@ class Scheme(NamedTuple):
 
 _SCHEMES = {
     8: Scheme(1, 255, 128, (1.0,)),
-    4: Scheme(0, 15, None, (1.0, 0.92, 0.84)),
+    4: Scheme(0, 15, None, (1.0, 0.95, 0.9, 0.85, 0.8)),
 }
 
 

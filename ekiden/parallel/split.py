@@ -28,12 +28,17 @@ class HeadShare(msgspec.Struct, frozen=True, kw_only=True):
         return self.kv_stop - self.kv_start
 
 
-def even_split(total: int, parts: int) -> list[tuple[int, int]]:
-    """[start, stop) of each part; the first parts take one more where it does not divide."""
-    base, extra = divmod(total, parts)
+def even_split(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """[start, stop) of each part; the first parts take one more where it does not divide.
+
+    Whole multiples of ``unit`` are dealt where these divide ``total`` and suffice for all.
+    """
+    if total % unit or total // unit < parts:
+        unit = 1
+    base, extra = divmod(total // unit, parts)
     bounds = [0]
     for part in range(parts):
-        bounds.append(bounds[-1] + base + (part < extra))
+        bounds.append(bounds[-1] + unit * (base + (part < extra)))
     return list(itertools.pairwise(bounds))
 
 

@@ -36,6 +36,8 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int = 20
     tokens: int = 32
     dtype: str = "float32"
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
     transport: str = "ucx"
     cell_timeout_s: float = 180.0
 
@@ -70,6 +72,8 @@ def _shape(config: VerifyConfig) -> Shape:
         model_dir=config.model_dir,
         model_name=config.model_name,
         dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=1024,
     )
     return Shape(engine=engine, cache_tokens=CACHE_TOKENS, transport=config.transport)

@@ -50,6 +50,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         common = (
             *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
             *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
+            *("--quantization", engine.quantization, "--kv-cache-dtype", engine.kv_cache_dtype),
             *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
             *("-tp", str(layout.tp), "-pp", str(layout.pp)),
             *("--block-size", str(layout.block_size)),

@@ -48,19 +48,13 @@ class Format(NamedTuple):
     """A float matrix to (tensors by suffix, the matrix that these stand for)."""
 
     @property
-    def any_split(self) -> bool:
-        """Whether ranks may begin anywhere: no groups, or of inputs that lie apart anyway."""
-        config = json.dumps(self.config)
-        return (
-            '"desc_act": true' in config
-            or '"actorder": "group"' in config
-            or (f'"group_size": {GROUP}' not in config)
-        )
+    def grouped(self) -> bool:
+        return f'"group_size": {GROUP}' in json.dumps(self.config)
 
 
 def make_quantised(path: Path, kind: Format, **changes: Any) -> PreTrainedModel:
     """Write a checkpoint of ``kind``; return transformers' model with the same numbers."""
-    model = make_checkpoint(path, "llama3", intermediate_size=128, **changes)
+    model = make_checkpoint(path, "llama3", **{"intermediate_size": 128, **changes})
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         for name, linear in model.named_modules():

@@ -26,6 +26,8 @@ from tests.unit.models.quantised_files import FORMATS, gptq, make_quantised
 from tests.unit.models.tiny import Replica, make_checkpoint, worst_error
 
 TOLERANCE = 1e-4
+UNEVEN = 104
+"""An MLP's width of which 3 ranks hold 35, 35 and 34: no whole words, no whole panels."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,28 +57,38 @@ def test_a_quantised_checkpoint_answers_as_its_float_model(tmp_path: Path, kind:
     assert worst_error(Replica(tmp_path, tp=2, pp=2, kernels="torch"), reference) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if FORMATS[kind].any_split])
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if not FORMATS[kind].grouped])
 def test_ranks_need_not_begin_at_a_word(tmp_path: Path, kind: str) -> None:
-    """The MLP's 128 over 3 ranks begin at 43 and 86."""
-    reference = make_quantised(tmp_path, FORMATS[kind])
+    reference = make_quantised(tmp_path, FORMATS[kind], intermediate_size=UNEVEN)
     assert worst_error(Replica(tmp_path, tp=3, kernels="torch"), reference) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_fastest_kernels_hold_every_kind(tmp_path: Path, kind: str) -> None:
-    """Three ranks where the format allows: 43 inputs are no number that kernels are made for.
+    """Three ranks of 35 inputs where there are no groups: no number that kernels are made for.
 
     They round activations to 15 bits beside whole numbers.
     """
-    reference = make_quantised(tmp_path, FORMATS[kind])
-    tp = 3 if FORMATS[kind].any_split else 2
-    assert worst_error(Replica(tmp_path, tp=tp), reference) < 100 * TOLERANCE
+    grouped = FORMATS[kind].grouped
+    reference = make_quantised(
+        tmp_path, FORMATS[kind], intermediate_size=128 if grouped else UNEVEN
+    )
+    replica = Replica(tmp_path, tp=2 if grouped else 3)
+    assert worst_error(replica, reference) < 100 * TOLERANCE
+
+
+def test_the_mlp_is_dealt_in_whole_groups(tmp_path: Path) -> None:
+    """160 over 2 ranks: 96 and 64, not 80 and 80."""
+    reference = make_quantised(tmp_path, FORMATS["awq"], intermediate_size=160)
+    assert worst_error(Replica(tmp_path, tp=2, kernels="torch"), reference) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["gptq4", "awq", "packed4"])
 def test_a_group_that_ranks_would_share_is_refused_by_name(tmp_path: Path, kind: str) -> None:
-    make_quantised(tmp_path, FORMATS[kind])
-    with pytest.raises(SetupError, match=r"down_proj has a scale for every 32 inputs.*tensor-par"):
+    """Three heads of 8 on the second rank."""
+    make_quantised(tmp_path, FORMATS[kind], hidden_size=96, num_attention_heads=12)
+    says = r"o_proj has a scale for every 32 inputs, and this rank's inputs 24 to 47 .*tensor-par"
+    with pytest.raises(SetupError, match=says):
         Replica(tmp_path, tp=3)
 
 
