@@ -57,11 +57,14 @@ def sample(
     """
     if not specs:
         return []
-    _check_raw(logits_RV)
     adjusted_SV = adjusted(logits_RV, specs, rows)
     chosen_S = _argmax(adjusted_SV)
-    if adjusted_SV is not logits_RV:
-        _check_adjusted(adjusted_SV, chosen_S, specs)
+    if adjusted_SV is logits_RV:
+        _check_raw(_at(logits_RV, chosen_S))
+    else:
+        # What is adjusted may hide what is broken.
+        _check_raw(logits_RV.amax(dim=-1))
+        _check_adjusted(_at(adjusted_SV, chosen_S), specs)
     chosen: list[int] = chosen_S.tolist()
     random = [i for i, spec in enumerate(specs) if spec.temperature >= GREEDY_BELOW]
     if random:
@@ -80,9 +83,14 @@ def _argmax(values_SV: torch.Tensor) -> Ints:
     return np.asarray(torch.argmax(values_SV, dim=-1).cpu().numpy())
 
 
-def _check_raw(logits_RV: torch.Tensor) -> None:
-    # amax passes NaN on, so one number a row tells of NaN, +inf and a row masked throughout.
-    bad = ~torch.isfinite(logits_RV.amax(dim=-1))
+def _at(values_SV: torch.Tensor, ids_S: Ints) -> torch.Tensor:
+    """One number a row."""
+    return values_SV.gather(1, torch.from_numpy(ids_S).to(values_SV.device)[:, None])[:, 0]
+
+
+def _check_raw(best_R: torch.Tensor) -> None:
+    # The best passes NaN on, so one number a row tells of NaN, +inf and a row masked throughout.
+    bad = ~torch.isfinite(best_R)
     if bad.any():
         raise InvariantBroken(
             f"the model's logits are NaN or infinite in rows {bad.nonzero().flatten().tolist()}: "
@@ -90,9 +98,8 @@ def _check_raw(logits_RV: torch.Tensor) -> None:
         )
 
 
-def _check_adjusted(adjusted_SV: torch.Tensor, best_S: Ints, specs: Sequence[SampleSpec]) -> None:
-    places = torch.from_numpy(best_S).to(adjusted_SV.device)
-    bad = ~torch.isfinite(adjusted_SV.gather(1, places[:, None])[:, 0])
+def _check_adjusted(best_S: torch.Tensor, specs: Sequence[SampleSpec]) -> None:
+    bad = ~torch.isfinite(best_S)
     if bad.any():
         first = next(compress(specs, bad.tolist()))
         raise InvariantBroken(
@@ -112,7 +119,7 @@ class _Draw:
         device = adjusted_SV.device
         heat_S = np.minimum([spec.temperature for spec in specs], BOUND).astype(np.float32)
         self._adjusted_SV = adjusted_SV
-        self._best_S1 = adjusted_SV.gather(1, torch.from_numpy(best_S).to(device)[:, None])
+        self._best_S1 = _at(adjusted_SV, best_S)[:, None]
         self._heat_S1 = torch.from_numpy(heat_S).to(device)[:, None]
         self._filters = Filters.of(specs)
         self._specs = specs
@@ -138,9 +145,12 @@ class _Draw:
 
     def _probabilities(self, rows: Ints) -> torch.Tensor:
         """float32 [rows, V]. Softmax reduces each row by itself, whatever its batch."""
-        at = torch.from_numpy(rows).to(self._adjusted_SV.device)
-        scaled = self._adjusted_SV.index_select(0, at)
-        scaled -= self._best_S1[at]
+        at: slice | torch.Tensor
+        if rows[-1] - rows[0] + 1 == len(rows):
+            at = slice(int(rows[0]), int(rows[-1]) + 1)
+        else:
+            at = torch.from_numpy(rows).to(self._adjusted_SV.device)
+        scaled = self._adjusted_SV[at] - self._best_S1[at]
         scaled /= self._heat_S1[at]
         return torch.softmax(scaled, dim=-1, out=scaled)
 
