@@ -19,10 +19,10 @@ from tests.unit.native.native_rig import LAYER, PagedBatch, needs_native, run
 
 pytestmark = needs_native
 
-# Decode rows and chunks; past 64 keys there are several tiles, past 256 several chunks of keys.
+# Decode rows and chunks; past 64 keys there are several tiles, past 512 several chunks of keys.
 LENGTHS = st.lists(
     st.tuples(
-        st.sampled_from([0, 1, 30, 63, 64, 200, 255, 256, 500]),
+        st.sampled_from([0, 1, 30, 63, 64, 200, 511, 512, 700]),
         st.sampled_from([1, 1, 1, 2, 5, 40]),
     ),
     min_size=1,
@@ -31,7 +31,7 @@ LENGTHS = st.lists(
 KINDS = st.builds(
     AttentionKind,
     scale=st.sampled_from([0.1, 0.3]),
-    window=st.sampled_from([0, 0, 1, 5, 70, 300]),
+    window=st.sampled_from([0, 0, 1, 5, 70, 550]),
     soft_cap=st.sampled_from([0.0, 0.0, 5.0]),
 )
 
@@ -68,7 +68,7 @@ def reference(paged: PagedBatch, kind: AttentionKind) -> Tensor:
 
 
 @settings(max_examples=25, deadline=None)
-@example([(255, 2), (0, 300)], 1, 3, 64, 16, AttentionKind(0.1, 70), torch.bfloat16, 2)
+@example([(511, 2), (0, 600)], 1, 3, 64, 16, AttentionKind(0.1, 70), torch.bfloat16, 2)
 @given(
     lengths=LENGTHS,
     kv_heads=st.integers(1, 3),
@@ -102,14 +102,14 @@ def test_attention_equals_the_reference(
 @given(
     kind=KINDS,
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    cuts=st.lists(st.integers(1, 699), max_size=4, unique=True),
+    cuts=st.lists(st.integers(1, 1099), max_size=4, unique=True),
     group=st.sampled_from([1, 3, 17]),
 )
 def test_a_row_has_the_same_bits_in_any_batch_chunk_and_team(
     kind: AttentionKind, dtype: torch.dtype, cuts: list[int], group: int
 ) -> None:
-    """700 tokens at once, in chunks beside other sequences, one at a time; one to four threads."""
-    total = 700
+    """1,100 tokens at once, in chunks beside other sequences, one at a time; one to four threads."""
+    total = 1100
     lengths = [(0, total), (300, 1), (20, 1)]
     paged = PagedBatch(lengths, kv_heads=2, group=group, dim=32, dtype=dtype)
     whole = attend(paged, kind)
@@ -122,9 +122,9 @@ def test_a_row_has_the_same_bits_in_any_batch_chunk_and_team(
         part = attend(paged, kind, batch=batch, q_TND=q_TND, threads=2)
         assert torch.equal(part[:-1], whole[start:stop])
         assert torch.equal(part[-1], whole[total])
-    for position in (0, 255, 256, 511, 699):
+    for position in (0, 63, 511, 512, 1023, 1024, 1099):
         batch = paged.part([(position, 1)])
-        for threads in (1, 4):
+        for threads in (1, 3, 4):
             row = attend(
                 paged, kind, batch=batch, q_TND=paged.q_TND[position, None], threads=threads
             )

@@ -4,8 +4,8 @@
 //   p[1] cache of this layer, [blocks, K, 2, block_size, row], read through strides in bytes
 //   p[2] query_starts [S + 1], p[3] kv_lengths [S], p[4] block tables [S, M], all int32
 //   n[0] S   n[1] N   n[2] K   n[3] D   n[4] block_size   n[5] M
-//   n[6..9] strides of a block, a head, K to V, a row   n[10] window, 0 for none   n[11] CacheFormat
-//   n[12] blocks of the cache
+//   n[6..9] strides of a block, a head, K to V, a row   n[10] window, 0 for none
+//   n[11] CacheFormat   n[12] blocks of the cache
 //   f[0] scale   f[1] soft cap, 0 for none
 //
 // An item is a run of query rows of one sequence that share a KV head: its queries times the query
@@ -13,24 +13,27 @@
 // from nothing and merged in order, by whatever thread. So a row's result does not depend on the
 // batch, on how a prompt was cut into steps, or on the number of threads.
 #include <optional>
+#include <type_traits>
 
 #include "items.h"
 
 namespace ekiden {
 namespace {
 
-constexpr int kFedStrips = 4;
+constexpr int kFedStrips = 4;  // beyond, arithmetic takes longer than memory
 
 // A thread's own memory.
 template <class T>
 struct Workspace {
   Tile<T> tile;
   alignas(64) uint32_t queries[kRows * kMaxDim / T::kPack];
-  alignas(64) float products[kStrip * kTile];
+  alignas(64) float products[2][kStrip * kTile];
   alignas(64) uint32_t weights[kStrip * kTile / T::kPack];
   alignas(64) float chunk_values[kRows * kMaxDim];
   alignas(64) float whole_values[kRows * kMaxDim];
-  float chunk_peaks[kRows], chunk_totals[kRows], whole_peaks[kRows], whole_totals[kRows];
+  alignas(64) float chunk_totals[kRows * kLanes];
+  alignas(64) float whole_totals[kRows * kLanes];
+  float chunk_peaks[kRows], whole_peaks[kRows];
   Sums chunk, whole;
 
   void aim() {
@@ -45,10 +48,24 @@ struct Pending {
   int64_t head, next;
 };
 
+// Calls visit with a constant, `rows` in [1, kStrip].
+template <class Visit>
+void by_rows(int rows, Visit visit) {
+  switch (rows) {
+    case 1: return visit(std::integral_constant<int, 1>());
+    case 2: return visit(std::integral_constant<int, 2>());
+    case 3: return visit(std::integral_constant<int, 3>());
+    case 4: return visit(std::integral_constant<int, 4>());
+    case 5: return visit(std::integral_constant<int, 5>());
+    default: return visit(std::integral_constant<int, 6>());
+  }
+}
+
 template <class T>
 class Attention {
  public:
   using Element = typename T::Element;
+  static constexpr int kWords = kTile / T::kPack;
 
   Attention(const Call& call, Team& team)
       : call_(call), team_(team), work_(*reinterpret_cast<Workspace<T>*>(team.scratch)) {
@@ -65,17 +82,21 @@ class Attention {
   void load_queries(const Item& item, int64_t head);
   void look_ahead(const Item& item, int64_t next, int strips);
   void add_chunk(const Item& item, int64_t chunk);
-  void add_strip(const Item& item, int row, int rows, int64_t start, int keys);
+  void add_tile(const Item& item, int64_t start, int keys, int strips);
   template <int R>
-  void add_rows(const Item& item, int row, int64_t start, int keys);
+  void score(int row, float* products);
+  void weigh_rows(const Item& item, int row, int rows, int64_t start, int keys,
+                  const float* products, float* keep);
+  template <int R>
+  void add_values(int row, int keys, const float* keep);
   void begin(const Item& item, int64_t head);
   void save(const Item& item, float* to) const;
   void finish(const Pending& pending);
   void write(const Item& item, int64_t head);
   // Where the sums of chunk `c` of the one item that `owner` shares with others lie.
   float* saved(const Item& item, int owner, int64_t c) const {
-    const int64_t room = kSharedBytes / team_.threads * owner;
-    return reinterpret_cast<float*>(team_.shared + room + c * item.saved_bytes(columns_));
+    const int64_t begin = Division::room(team_.threads) * owner;
+    return reinterpret_cast<float*>(team_.shared + begin + c * item.saved_bytes(columns_));
   }
   Element* row_of(char* base, const Item& item, int64_t head, int64_t row) const {
     const int64_t token = call_.starts[item.sequence] + row / call_.group;
@@ -112,11 +133,26 @@ void Attention<T>::add_chunk(const Item& item, int64_t chunk) {
     const int strips = (item.rows() + kStrip - 1) / kStrip;
     look_ahead(item, start + kTile, strips);
     work_.tile.load(paged_, start, keys, feed_);
-    for (int i = 0; i < strips; ++i) {
-      const int row = item.rows() * i / strips, end = item.rows() * (i + 1) / strips;
-      const int64_t last = item.position + (item.begin + end - 1) / call_.group;
-      if (last >= start) add_strip(item, row, end - row, start, keys);
+    add_tile(item, start, keys, strips);
+  }
+}
+
+// A strip's weights are worked out while the next one's products are: they are long chains of
+// short sums, and products are what the processor has room for beside them.
+template <class T>
+void Attention<T>::add_tile(const Item& item, int64_t start, int keys, int strips) {
+  const auto edge = [&](int i) { return item.rows() * i / strips; };
+  int i = 0;  // the first strip that sees a key of the tile
+  while (item.position + (item.begin + edge(i + 1) - 1) / call_.group < start) ++i;
+  by_rows(edge(i + 1) - edge(i), [&](auto rows) { score<rows>(edge(i), work_.products[i % 2]); });
+  for (; i < strips; ++i) {
+    const int row = edge(i), next = edge(i + 1);
+    float keep[kStrip];
+    weigh_rows(item, row, next - row, start, keys, work_.products[i % 2], keep);
+    if (i + 1 < strips) {
+      by_rows(edge(i + 2) - next, [&](auto n) { score<n>(next, work_.products[(i + 1) % 2]); });
     }
+    by_rows(next - row, [&](auto n) { add_values<n>(row, keys, keep); });
   }
 }
 
@@ -125,7 +161,8 @@ template <class T>
 void Attention<T>::look_ahead(const Item& item, int64_t next, int strips) {
   feed_.rest();
   if (strips > kFedStrips) return;
-  const int sites = Tile<T>::sites(dim_) + strips * (words_ / 2 + columns_ / 64 * kTile / T::kPack / 2);
+  const int products = kTile / 64 * words_ + columns_ / 64 * kWords;
+  const int sites = Tile<T>::sites(dim_) + strips * products / 2;
   if (next < item.to) {
     feed_.aim(paged_, next, std::min<int64_t>(kTile, item.to - next), sites);
   } else if (following_keys_ > 0) {
@@ -134,34 +171,31 @@ void Attention<T>::look_ahead(const Item& item, int64_t next, int strips) {
 }
 
 template <class T>
-void Attention<T>::add_strip(const Item& item, int row, int rows, int64_t start, int keys) {
-  switch (rows) {
-    case 1: return add_rows<1>(item, row, start, keys);
-    case 2: return add_rows<2>(item, row, start, keys);
-    case 3: return add_rows<3>(item, row, start, keys);
-    case 4: return add_rows<4>(item, row, start, keys);
-    case 5: return add_rows<5>(item, row, start, keys);
-    default: return add_rows<6>(item, row, start, keys);
+template <int R>
+void Attention<T>::score(int row, float* products) {
+  for (int at = 0; at < kTile; at += 64) {
+    multiply<T, R, 4>(work_.queries + row * words_, words_, work_.tile.keys() + at, kTile, words_,
+                      products + at, kTile, nullptr, feed_);
+  }
+}
+
+template <class T>
+void Attention<T>::weigh_rows(const Item& item, int row, int rows, int64_t start, int keys,
+                              const float* products, float* keep) {
+  for (int r = 0; r < rows; ++r) {
+    const int64_t position = item.position + (item.begin + row + r) / call_.group;
+    const int64_t end = std::min<int64_t>(position + 1 - start, keys);
+    const int64_t window = call_.scoring.window;
+    const int64_t begin = window > 0 ? position + 1 - window - start : 0;
+    keep[r] = weigh<T>(products + r * kTile, work_.weights + r * kWords,
+                       work_.chunk.peaks[row + r], work_.chunk.totals + (row + r) * kLanes, begin,
+                       end, call_.scoring);
   }
 }
 
 template <class T>
 template <int R>
-void Attention<T>::add_rows(const Item& item, int row, int64_t start, int keys) {
-  const uint32_t* queries = work_.queries + row * words_;
-  multiply<T, R, 4>(queries, words_, work_.tile.keys(), kTile, words_, work_.products, kTile,
-                    nullptr, feed_);
-  constexpr int kWords = kTile / T::kPack;
-  float keep[R];
-  for (int r = 0; r < R; ++r) {
-    const int64_t position = item.position + (item.begin + row + r) / call_.group;
-    const int64_t end = std::min<int64_t>(position + 1 - start, keys);
-    const int64_t window = call_.scoring.window;
-    const int64_t begin = window > 0 ? position + 1 - window - start : 0;
-    keep[r] = weigh<T>(work_.products + r * kTile, work_.weights + r * kWords,
-                       work_.chunk.peaks[row + r], work_.chunk.totals[row + r], begin, end,
-                       call_.scoring);
-  }
+void Attention<T>::add_values(int row, int keys, const float* keep) {
   const int steps = (keys + T::kPack - 1) / T::kPack;
   float* sums = work_.chunk.values + row * columns_;
   int at = 0;
@@ -179,7 +213,7 @@ template <class T>
 void Attention<T>::write(const Item& item, int64_t head) {
   for (int r = 0; r < item.rows(); ++r) {
     Element* to = row_of(call_.out, item, head, item.begin + r);
-    const float total = work_.whole.totals[r];
+    const float total = _mm512_reduce_add_ps(_mm512_load_ps(work_.whole.totals + r * kLanes));
     const __m512 inverse = _mm512_set1_ps(total > 0.0f ? 1.0f / total : 0.0f);
     for (int d = 0; d < dim_; d += kLanes) {
       const __m512 x = _mm512_load_ps(work_.whole.values + r * columns_ + d);
@@ -200,10 +234,10 @@ void Attention<T>::begin(const Item& item, int64_t head) {
 
 template <class T>
 void Attention<T>::save(const Item& item, float* to) const {
-  for (int r = 0; r < item.rows(); ++r, to += columns_ + kLanes) {
+  for (int r = 0; r < item.rows(); ++r, to += columns_ + 2 * kLanes) {
     __builtin_memcpy(to, work_.chunk.values + r * columns_, columns_ * sizeof(float));
-    to[columns_] = work_.chunk.peaks[r];
-    to[columns_ + 1] = work_.chunk.totals[r];
+    __builtin_memcpy(to + columns_, work_.chunk.totals + r * kLanes, kLanes * sizeof(float));
+    to[columns_ + kLanes] = work_.chunk.peaks[r];
   }
 }
 
@@ -228,7 +262,7 @@ int Attention<T>::run() {
       }
       for (int r = 0; r < item.rows(); ++r) {
         merge(work_.whole, r, work_.chunk.values + r * columns_, work_.chunk.peaks[r],
-              work_.chunk.totals[r], columns_);
+              work_.chunk.totals + r * kLanes, columns_);
       }
     }
     if (!part.mine) return;
@@ -247,8 +281,8 @@ void Attention<T>::finish(const Pending& pending) {
   const Item& item = pending.item;
   for (int64_t c = pending.next; c < item.chunks; ++c) {
     const float* row = saved(item, team_.thread, c);
-    for (int r = 0; r < item.rows(); ++r, row += columns_ + kLanes) {
-      merge(work_.whole, r, row, row[columns_], row[columns_ + 1], columns_);
+    for (int r = 0; r < item.rows(); ++r, row += columns_ + 2 * kLanes) {
+      merge(work_.whole, r, row, row[columns_ + kLanes], row + columns_, columns_);
     }
   }
   write(item, pending.head);

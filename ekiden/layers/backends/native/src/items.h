@@ -7,7 +7,7 @@
 
 namespace ekiden {
 
-constexpr int kChunk = 256;      // keys of one partial sum
+constexpr int kChunk = 512;      // keys of one partial sum
 constexpr int kSplitRows = 16;   // items of at most so many rows may be shared by threads
 constexpr int64_t kTileCost = 12;  // reading a tile costs what so many rows' arithmetic does
 
@@ -60,7 +60,7 @@ struct Call {
   bool valid() const {
     return kv_heads > 0 && heads % kv_heads == 0 && paged.head_dim > 0 &&
            paged.head_dim <= kMaxDim && paged.head_dim % 2 == 0 && paged.block_size > 0 &&
-           paged.format >= kPlain && paged.format <= kE4M3;
+           scoring.scale > 0.0f && paged.format >= kPlain && paged.format <= kE4M3;
   }
 };
 
@@ -83,9 +83,9 @@ struct Item {
   }
 
   int rows() const { return int(end - begin); }
-  // One chunk's sums, a peak and a total behind each row's.
+  // One chunk's sums; behind each row's values its totals and its peak.
   int64_t saved_bytes(int columns) const {
-    return rows() * (columns + kLanes) * int64_t(sizeof(float));
+    return rows() * (columns + 2 * kLanes) * int64_t(sizeof(float));
   }
   int64_t chunk_cost() const { return kTileCost + rows(); }
   // An item without keys still has rows to write.
@@ -129,6 +129,9 @@ class Division {
     return {chunk_at(item, low - before), chunk_at(item, high - before), mine};
   }
 
+  // Bytes of shared memory for the chunks that others compute of one thread's last item.
+  static int64_t room(int threads) { return kSharedBytes / threads / 64 * 64; }
+
   // The thread that has an item's first chunk.
   int owner(int64_t before) const {
     int thread = 0;
@@ -139,7 +142,7 @@ class Division {
  private:
   bool splits(const Item& item) const {
     return item.rows() <= kSplitRows &&
-           item.chunks * item.saved_bytes(columns_) <= kSharedBytes / threads_;
+           item.chunks * item.saved_bytes(columns_) <= room(threads_);
   }
 
   // Index of the first chunk that begins at or after `cost`, counted from the item's start.

@@ -4,8 +4,8 @@
 //   p[4] cache of this layer, in bytes   p[5] q out [T, N, D]   p[6], p[7] weights [D] float32 of
 //   the norms of q and k, or null
 //   n[0] T   n[1] N   n[2] K   n[3] D   n[4] R   n[5] elements from row to row of qkv
-//   n[6..9] strides in bytes of a block, a head, K to V, a row   n[10] block_size   n[11] CacheFormat
-//   n[12] blocks of the cache
+//   n[6..9] strides in bytes of a block, a head, K to V, a row   n[10] block_size
+//   n[11] CacheFormat   n[12] blocks of the cache
 //   f[0] eps of the norms
 //
 // What is rounded to the activations' dtype on the way is what the plain torch backend rounds.

@@ -23,7 +23,10 @@ struct Float {
   static void store(float* to, __m512 x, __mmask16 lanes = 0xffff) {
     _mm512_mask_storeu_ps(to, lanes, x);
   }
-  static float rounded(float x) { return x; }
+  static void store(float* to, __m512 x, __m512 next) {
+    store(to, x);
+    store(to + kLanes, next);
+  }
   static __m512 rounded(__m512 x) { return x; }
   static __m512 step(__m512 sum, __m512i a, __m512i b) {
     return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
@@ -40,6 +43,9 @@ struct BFloat {
   static void store(uint16_t* to, __m512 x, __mmask16 lanes = 0xffff) {
     _mm256_mask_storeu_epi16(to, lanes, (__m256i)_mm512_cvtneps_pbh(x));
   }
+  static void store(uint16_t* to, __m512 x, __m512 next) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(next, x));
+  }
   static __m512 rounded(__m512 x) {
     const __m512i wide = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -52,20 +58,18 @@ struct BFloat {
 // The second operand of a vector minimum or maximum is what comes out where one is not a number:
 // nothing here may turn such a value into an ordinary one.
 
-// 2 ** x, 0 below -150; relative error under 2e-7, and exactly 1 at 0. The polynomial is a
-// minimax fit of 2 ** f on [-1/2, 1/2] whose constant is held at 1.
+// 2 ** x; 0 for minus infinity, exactly 1 at 0; relative error under 2e-7. The polynomial is a
+// minimax fit of 2 ** f on [0, 1) whose constant is held at 1.
 inline __m512 exp2(__m512 x) {
-  const __m512 bounded = _mm512_max_ps(_mm512_set1_ps(-200.0f), x);
-  const __m512 whole = _mm512_roundscale_ps(bounded, 0);
-  const __m512 f = _mm512_sub_ps(bounded, whole);
-  __m512 p = _mm512_set1_ps(0x1.41fbbcp-13f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.5f3e54p-10f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.3b2d4cp-7f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6aee8p-5f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebfbdcp-3f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e430p-1f));
+  constexpr int kFromFloor = 0x09;
+  const __m512 f = _mm512_reduce_ps(x, kFromFloor);  // x less its floor, which scalef takes
+  __m512 p = _mm512_set1_ps(0x1.e974fep-10f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.277854p-7f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c91ce6p-5f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebdb56p-3f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e4bap-1f));
   p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, whole);
+  return _mm512_scalef_ps(p, x);
 }
 
 constexpr float kLog2E = 1.44269504088896340736f;
