@@ -31,6 +31,6 @@ def pack_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def unpack_rows(rows: Tensor, kind: torch.dtype, dtype: torch.dtype) -> Tensor:
     """What ``pack_rows`` made of [..., D] for a cache of ``kind``, in the float ``dtype``."""
-    values, scale = rows.split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), dim=-1)
-    scale32 = scale.contiguous().view(torch.float32)
-    return (values.view(kind).float() * scale32).to(dtype)
+    values, scale = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
+    numbers: Tensor = values.view(kind).float() * scale.contiguous().view(torch.float32)
+    return numbers.to(dtype)

@@ -19,7 +19,7 @@ from ekiden.layers.backends.native.library import DTYPES as NATIVE_DTYPES
 from ekiden.layers.backends.native.packed import packed_bytes
 from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.ops import Linear
-from ekiden.layers.weights import LinearWeight
+from ekiden.layers.weights import GroupedWeight, LinearWeight
 from ekiden.models.config import ModelConfig
 from ekiden.models.registry import load_model
 from ekiden.parallel.mesh import Mesh
@@ -35,6 +35,20 @@ class _Packing(TorchOps):
         self, weight: LinearWeight, bias: Tensor | None, *, float_out: bool = False
     ) -> Linear:
         return _Packed(packed_bytes(weight, self.dtype), bias)
+
+
+class _Small(TorchOps):
+    """Holds quantised matrices as small as the CUDA kernels do, and floats as they are."""
+
+    def linear(
+        self, weight: LinearWeight, bias: Tensor | None, *, float_out: bool = False
+    ) -> Linear:
+        if isinstance(weight, GroupedWeight):
+            numbers = weight.values.nbytes * weight.bits // 8
+            return _Packed(numbers + weight.scales.nbytes + weight.zeros.nbytes, bias)
+        if weight.scale is not None:
+            return _Packed(weight.values.nbytes + weight.scale.nbytes, bias)
+        return super().linear(weight, bias, float_out=float_out)
 
 
 class _Packed:
@@ -54,11 +68,16 @@ def held_bytes(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> int:
     Raises:
         SetupError: as ``load_model``, before anything is read or allocated.
     """
-    dtype = TORCH_DTYPES[model.resolve_dtype(config)]
-    ops = _Packing(dtype) if _packs(config, dtype) else TorchOps()
+    ops = _weighing_ops(config, TORCH_DTYPES[model.resolve_dtype(config)])
     with torch.inference_mode():
         loaded = load_model(model, config, mesh, torch.device("meta"), ops=ops)
         return sum(tensor.nbytes for tensor in tensors_of(loaded))
+
+
+def _weighing_ops(config: EngineConfig, dtype: torch.dtype) -> TorchOps:
+    if _packs(config, dtype):
+        return _Packing(dtype)
+    return _Small() if config.device == "cuda" and config.kernels != "torch" else TorchOps()
 
 
 def _packs(config: EngineConfig, dtype: torch.dtype) -> bool:

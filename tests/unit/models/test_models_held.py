@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ from ekiden.models.held import held_bytes, tensors_of
 from ekiden.models.registry import load_model
 from ekiden.parallel.local import local_meshes
 from ekiden.parallel.mesh import Mesh
-from tests.unit.models.tiny import FAMILIES, make_checkpoint
+from tests.unit.models.tiny import FAMILIES, VOCAB, make_checkpoint
 
 
 def foretold(path: Path, *, tp: int = 1, pp: int = 1, kernels: str = "torch") -> list[int]:
@@ -112,3 +113,20 @@ def test_tensors_are_found_wherever_they_hang_and_counted_once() -> None:
             self.myself = self
 
     assert sorted(len(tensor) for tensor in tensors_of(Holder())) == [2, 3]
+
+
+@pytest.mark.parametrize(("method", "bits"), [("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quantised_weights_are_foretold_small(
+    tmp_path: Path, method: str, bits: int, device: str
+) -> None:
+    """Of the layers' matrices so many bits, a scale for 64 inputs and no more; the head 8 bits."""
+    make_checkpoint(tmp_path, "llama3", intermediate_size=128, head_dim=32)
+    model = ModelConfig.from_dir(tmp_path)
+    (mesh,) = local_meshes(1, 1)
+    config = msgspec.structs.replace(replica(tmp_path, kernels="auto"), device=device)
+    floats = held_bytes(model, config, mesh)
+    small = held_bytes(model, msgspec.structs.replace(config, quantization=method), mesh)
+    linears = model.num_layers * 64 * (2 * 256 + 2 * 64 + 3 * 128)
+    saved = linears * (4 - bits / 8 - 6 / 64) + 64 * VOCAB * (4 - 1 - 6 / 64)
+    assert floats - small == pytest.approx(saved, rel=0.03)
