@@ -18,10 +18,10 @@ from benchmarks import comparison
 from benchmarks.comparison import PEERS, QUANTISED, WORKS, Measured
 from benchmarks.contenders import LLAMA, OURS, Contender, Peers, ours, started
 from benchmarks.machine import Machine, best, measure
-from benchmarks.models import MODELS, SMOLLM2, Shape, model_dir
-from benchmarks.options import add_common, add_peers, names, pin
+from benchmarks.models import MODELS, Shape, model_dir
+from benchmarks.options import add_common, add_peers, names, pin, result_name
 from benchmarks.results import Row, publish
-from benchmarks.rounds import Plan, alternate
+from benchmarks.rounds import Plan, alternate, widest_spread
 from benchmarks.work import Decode, Prefill, Work
 
 from ekiden.core.config import EngineConfig
@@ -35,6 +35,8 @@ EXAMPLES = """examples:
 --gguf DIR holds MODEL-BF16.gguf, MODEL-Q8_0.gguf and MODEL-Q4_0.gguf; docs/benchmarks.md says how
 to make them. Peers whose paths are not given are shown as "not measured".
 """
+BUSY_SPREAD = 0.3
+"""A line that varies by more was disturbed."""
 QUICK: tuple[Work, ...] = (Prefill(128), Decode(1), Decode(2))
 
 
@@ -52,7 +54,7 @@ def main() -> int:
         measured += compare(model, path, peers, args.works, plan, args.engines)
         quantised[model] = compare_quantised(model, path, peers, args, plan)
         machines.append(measure(args.threads))
-    finish(measured, quantised, best(machines), args.threads)
+    finish(measured, quantised, best(machines), args)
     return 0
 
 
@@ -73,7 +75,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     args.works = WORKS
     if args.quick:
-        args.works, args.models, args.rounds, args.steps = QUICK, [SMOLLM2], 2, 4
+        args.works, args.models, args.rounds, args.steps = QUICK, args.models[:1], 2, 4
     return args
 
 
@@ -113,24 +115,28 @@ def quantised_engines(
     for mine, theirs, _ in QUANTISED:
         if OURS in args.engines and "quantization" in EngineConfig.__struct_fields__:
             name, settings = f"{OURS} {mine}", {"quantization": mine}
-            yield started(name, partial(ours, path, args.threads, name=name, settings=settings))
+            yield started(
+                name, path, partial(ours, path, args.threads, name=name, settings=settings)
+            )
         if LLAMA in args.engines:
             name = f"{LLAMA} {theirs}"
-            yield started(name, partial(peers.llama, model, theirs, name))
+            yield started(name, path, partial(peers.llama, model, theirs, name))
 
 
 def finish(
     measured: Sequence[Measured],
     quantised: dict[str, dict[str, list[float]]],
     machine: Machine,
-    threads: int,
+    args: argparse.Namespace,
 ) -> None:
-    rows: list[Row] = comparison.machine_rows(machine, threads)
+    rows: list[Row] = comparison.machine_rows(machine, args.threads)
     rows += comparison.rows(measured, machine)
     for model, rates in quantised.items():
         rows += comparison.quantised_rows(model, model_dir(model), rates, machine)
     print(f"\ntokens/s, medians\n\n{comparison.grid(measured, machine)}")
-    publish("engine", rows)
+    if widest_spread([one.rates for one in measured]) > BUSY_SPREAD:
+        print("\nThe rounds differ widely: other work ran on this machine, and this says little.")
+    publish(result_name("engine", args), rows)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ interval, through three real deployments on the same cores with the same number 
     aggregated, chunked   one replica; a step holds 512 tokens, decode rows and a part of a prompt
     aggregated, whole     one replica; a step holds a whole prompt
 
-TPOT is a request's (last token - first) / (tokens - 1); ITL is every gap between two tokens. Only
-requests that ended while long prompts were about are counted. Writes
+They take turns, idle while another has its round, and see the same prompts. TPOT is a request's
+(last token - first) / (tokens - 1); ITL is every gap between two tokens. Only requests that ended
+while long prompts were about are counted, those of all rounds together. Writes
 build/bench/interference.json and interference.svg.
 """
 
@@ -21,13 +22,14 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event
 from typing import NamedTuple
 
 import httpx
 from benchmarks import chart
 from benchmarks.models import SMOLLM2, model_dir
-from benchmarks.options import add_charts, add_common, pin
+from benchmarks.options import add_charts, add_common, pin, result_name
 from benchmarks.results import Row, publish, row
 from benchmarks.stack import Sample, ask, client, deployment, percentile, prompt_of
 
@@ -41,6 +43,8 @@ LONG_ANSWER = 8
 """Tokens that a long prompt asks for."""
 SPARE_LENGTH = 256
 CHUNK = 512
+ROUND_SEEDS, WARM_UP = 1000, 999
+"""Seeds of one round, and which of them is the warm-up's; 0 is the long prompts', 1.. streams'."""
 MODES = ("disaggregated", "aggregated, chunked", "aggregated, whole")
 
 
@@ -68,16 +72,35 @@ def main() -> int:
     args = parse()
     pin(args.threads)
     path = str(model_dir(args.model))
-    figures: dict[str, dict[str, float]] = {}
-    for mode in MODES:
-        print(f"starting: {mode}", file=sys.stderr, flush=True)
-        with deployment([path, *options(mode, args)]) as url:
-            figures[mode] = load(url, args).figures()
-        told = ", ".join(f"{name.rpartition(',')[0]} {v:.1f}" for name, v in figures[mode].items())
-        print(f"{mode}: {told}", file=sys.stderr, flush=True)
+    outcomes: dict[str, list[Outcome]] = {mode: [] for mode in MODES}
+    with ExitStack() as held:
+        urls: dict[str, str] = {}
+        for mode in MODES:
+            print(f"starting: {mode}", file=sys.stderr, flush=True)
+            urls[mode] = held.enter_context(deployment([path, *options(mode, args)]))
+        for number in range(args.rounds):
+            for mode, url in urls.items():
+                outcomes[mode].append(load(url, args, seed=ROUND_SEEDS * number))
+                tell(mode, number + 1, args.rounds, outcomes[mode][-1])
+    figures = {mode: together(rounds).figures() for mode, rounds in outcomes.items()}
     draw(args, figures)
-    publish("interference", rows(figures))
+    publish(result_name("interference", args), rows(figures))
     return 0
+
+
+def together(rounds: Sequence[Outcome]) -> Outcome:
+    """All rounds as one."""
+    return Outcome(
+        [sample for one in rounds for sample in one.streams],
+        [sample for one in rounds for sample in one.long],
+        sum(one.seconds for one in rounds),
+    )
+
+
+def tell(mode: str, number: int, rounds: int, outcome: Outcome) -> None:
+    """One line a round."""
+    told = ", ".join(f"{name.rpartition(',')[0]} {v:.1f}" for name, v in outcome.figures().items())
+    print(f"{mode}, round {number} of {rounds}: {told}", file=sys.stderr, flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -96,8 +119,10 @@ def parse() -> argparse.Namespace:
                         help="long prompts in all (default: 8)")  # fmt: skip
     parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS",
                         help="from one long prompt to the next (default: 10)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="default: 2")
     args = parser.parse_args()
     if args.quick:
+        args.rounds = 1
         args.streams, args.tokens, args.prompts, args.prompt, args.interval = 2, 8, 2, 600, 2.0
     return args
 
@@ -114,18 +139,21 @@ def options(mode: str, args: argparse.Namespace) -> list[str]:
     return [*common, *pools, "--threads-per-rank", str(threads)]
 
 
-def load(url: str, args: argparse.Namespace) -> Outcome:
-    """Streams run from before the first long prompt until the last one is answered."""
+def load(url: str, args: argparse.Namespace, seed: int) -> Outcome:
+    """Streams run from before the first long prompt until the last one is answered.
+
+    ``seed`` decides the prompts: one that was used before would find its prompts in the cache.
+    """
     stop = Event()
     with client(url) as (http, model), ThreadPoolExecutor(args.streams + args.prompts) as pool:
-        warm_up(http, model, args)
+        warm_up(http, model, args, random.Random(seed + WARM_UP))
         running = [
-            pool.submit(stream, http, model, args.tokens, random.Random(seed), stop)
-            for seed in range(args.streams)
+            pool.submit(stream, http, model, args.tokens, random.Random(seed + own), stop)
+            for own in range(1, args.streams + 1)
         ]
         try:
             began = time.monotonic()
-            long = long_prompts(http, model, args, pool)
+            long = long_prompts(http, model, args, pool, random.Random(seed))
             ended = time.monotonic()
         finally:
             stop.set()
@@ -134,9 +162,10 @@ def load(url: str, args: argparse.Namespace) -> Outcome:
     return Outcome(counted, long, ended - began)
 
 
-def warm_up(http: httpx.Client, model: str, args: argparse.Namespace) -> None:
+def warm_up(
+    http: httpx.Client, model: str, args: argparse.Namespace, chance: random.Random
+) -> None:
     """First-time costs, on both ways through the deployment."""
-    chance = random.Random(-1)
     ask(http, model, prompt_of(chance, STREAM_PROMPT), LONG_ANSWER)
     ask(http, model, prompt_of(chance, args.prompt // 4), LONG_ANSWER)
 
@@ -153,10 +182,14 @@ def stream(
 
 
 def long_prompts(
-    http: httpx.Client, model: str, args: argparse.Namespace, pool: ThreadPoolExecutor
+    http: httpx.Client,
+    model: str,
+    args: argparse.Namespace,
+    pool: ThreadPoolExecutor,
+    chance: random.Random,
 ) -> list[Sample]:
     """Sent at their times, whether or not the one before is answered; all answers."""
-    chance, sent, began = random.Random(-2), [], time.monotonic()
+    sent, began = [], time.monotonic()
     for number in range(args.prompts):
         time.sleep(max(0.0, began + number * args.interval - time.monotonic()))
         prompt = prompt_of(chance, args.prompt)
@@ -183,7 +216,7 @@ def draw(args: argparse.Namespace, figures: dict[str, dict[str, float]]) -> None
     title = f"{args.streams} streams while prompts of {args.prompt:,} tokens arrive"
     bars = {mode: [figures[mode][name] for name in shown] for mode in MODES}
     groups = [name.removesuffix(", ms") for name in shown]
-    chart.bars(args.charts / "interference.svg", title, "ms", groups, bars)
+    chart.bars(args.charts / f"{result_name('interference', args)}.svg", title, "ms", groups, bars)
 
 
 if __name__ == "__main__":

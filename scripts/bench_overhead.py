@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.models import SMOLLM2, model_dir
-from benchmarks.options import add_common, pin
+from benchmarks.options import add_common, pin, result_name
 from benchmarks.results import Row, figure, publish, row
 from benchmarks.rounds import SETTLE_S
 from benchmarks.stack import ask, client, deployment, prompt_of
@@ -46,7 +46,7 @@ def main() -> int:
         for name, pools in POOLS.items():
             turns[name] = stack(path, pools, args, held)
         rates = measure(turns, args.rounds)
-    publish("overhead", rows(args.model, args.streams, rates))
+    publish(result_name("overhead", args), rows(args.model, args.streams, rates))
     return 0
 
 

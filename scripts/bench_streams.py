@@ -14,7 +14,7 @@ from benchmarks import chart
 from benchmarks.comparison import PEERS, UNIT
 from benchmarks.contenders import OURS
 from benchmarks.models import SMOLLM2, model_dir
-from benchmarks.options import add_charts, add_common, add_peers, names, peers_of, pin
+from benchmarks.options import add_charts, add_common, add_peers, names, peers_of, pin, result_name
 from benchmarks.results import Row, publish, row
 from benchmarks.rounds import Plan, alternate, medians
 from benchmarks.work import Decode
@@ -38,7 +38,7 @@ def main() -> int:
         for contender in contenders:
             contender.end()
     draw(args, measured)
-    publish("streams", rows(args.model, measured))
+    publish(result_name("streams", args), rows(args.model, measured))
     return 0
 
 
@@ -74,7 +74,7 @@ def draw(args: argparse.Namespace, measured: dict[int, dict[str, float]]) -> Non
         engine: [(n, rates[engine]) for n, rates in measured.items() if engine in rates]
         for engine in (OURS, *PEERS)
     }
-    path: Path = args.charts / "streams.svg"
+    path: Path = args.charts / f"{result_name('streams', args)}.svg"
     title = f"{args.model}, {args.threads} threads: output by streams"
     drawn = {engine: line for engine, line in lines.items() if line}
     chart.lines(path, title, "streams", UNIT, drawn, doubling=True)

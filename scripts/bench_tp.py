@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks import chart
 from benchmarks.comparison import UNIT, WORKS
 from benchmarks.contenders import Contender, Stepped, ours, started
-from benchmarks.models import MODELS, SMOLLM2, model_dir
-from benchmarks.options import add_charts, add_common, names, pin
+from benchmarks.models import MODELS, model_dir
+from benchmarks.options import add_charts, add_common, names, pin, result_name
 from benchmarks.results import Row, publish, row
 from benchmarks.rounds import Plan, alternate, medians
 from benchmarks.work import Decode, Prefill, Work
@@ -35,7 +35,7 @@ def main() -> int:
     rows: list[Row] = []
     for model in args.models:
         rows += compare(model, model_dir(model), args)
-    publish("tp", rows)
+    publish(result_name("tp", args), rows)
     return 0
 
 
@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     args.works, args.steps = WORKS, 16
     if args.quick:
-        args.works, args.models, args.rounds, args.steps = QUICK, [SMOLLM2], 1, 4
+        args.works, args.models, args.rounds, args.steps = QUICK, args.models[:1], 1, 4
     return args
 
 
@@ -60,8 +60,8 @@ def compare(model: str, path: Path, args: argparse.Namespace) -> list[Row]:
     one, split = "TP1", f"TP{args.threads}"
     start = partial(ours, path, args.threads, processes=True)
     made = [
-        started(one, partial(start, name=one)),
-        started(split, partial(start, name=split, tp=args.threads)),
+        started(one, path, partial(start, name=one)),
+        started(split, path, partial(start, name=split, tp=args.threads)),
     ]
     contenders = [contender for contender in made if contender is not None]
     rates: dict[Work, dict[str, float]] = {}
@@ -118,7 +118,8 @@ def draw(
     if ratios:
         title = f"{model}: {split} over {one}, the same {args.threads} cores"
         values = {f"{split} / {one}": list(ratios.values())}
-        chart.bars(args.charts / f"tp-{Path(model).name}.svg", title, "ratio", list(ratios), values)
+        path = args.charts / f"{result_name(f'tp-{Path(model).name}', args)}.svg"
+        chart.bars(path, title, "ratio", list(ratios), values)
 
 
 if __name__ == "__main__":

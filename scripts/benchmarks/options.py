@@ -55,6 +55,11 @@ def peers_of(args: argparse.Namespace) -> Peers:
     )
 
 
+def result_name(name: str, args: argparse.Namespace) -> str:
+    """Under which a bench writes its results: a quick run never overwrites a real one."""
+    return f"{name}-quick" if args.quick else name
+
+
 def add_charts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--charts", type=Path, default=FOLDER, metavar="DIR", help=f"default: {FOLDER}"

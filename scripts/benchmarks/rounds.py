@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.contenders import Contender
@@ -71,6 +71,11 @@ def medians(rates: dict[str, list[float]]) -> dict[str, float]:
 def spread(rates: Sequence[float]) -> float:
     """(largest - smallest) / median."""
     return (max(rates) - min(rates)) / statistics.median(rates)
+
+
+def widest_spread(measured: Iterable[dict[str, list[float]]]) -> float:
+    """Of any engine in any piece of work; 0 where nothing was measured."""
+    return max((spread(found) for of in measured for found in of.values() if found), default=0.0)
 
 
 def _run(contender: Contender, work: Work, steps: int) -> float | None:

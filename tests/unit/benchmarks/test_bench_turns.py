@@ -1,8 +1,19 @@
 """Engines take turns; one that fails leaves the others alone."""
 
+import argparse
+from pathlib import Path
+
 import pytest
+from benchmarks.contenders import (
+    BESIDE_WEIGHTS,
+    WEIGHT_COPIES,
+    available_memory,
+    check_memory,
+    started,
+)
 from benchmarks.llama_cpp import decode_figures
-from benchmarks.rounds import SETTLE_S, Plan, alternate, medians, spread
+from benchmarks.options import result_name
+from benchmarks.rounds import SETTLE_S, Plan, alternate, medians, spread, widest_spread
 from benchmarks.stack import percentile
 from benchmarks.work import Decode, Prefill
 from benchmarks.worker import WorkerFailed
@@ -77,6 +88,26 @@ def test_a_stream_asks_for_more_tokens_than_all_rounds_take():
 
 def test_spread_is_of_the_median():
     assert spread([8.0, 10.0, 13.0]) == 0.5
+    assert widest_spread([{"a": [1.0, 1.0], "b": []}, {"a": [8.0, 10.0, 13.0]}]) == 0.5
+
+
+def test_an_engine_that_memory_has_no_room_for_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    needed = WEIGHT_COPIES * 1000 + BESIDE_WEIGHTS
+    check_memory(tmp_path, needed)
+    with pytest.raises(WorkerFailed, match="are left"):
+        check_memory(tmp_path, needed - 1)
+    monkeypatch.setattr("benchmarks.contenders.available_memory", lambda: 0.0)
+    assert started("big", tmp_path, lambda: Fake("big", [], [])) is None
+    assert "big is left out: it may take 3.2 GB" in capsys.readouterr().err
+    assert available_memory() > 0
+
+
+def test_a_quick_run_does_not_overwrite_a_real_one():
+    names = [result_name("engine", argparse.Namespace(quick=quick)) for quick in (True, False)]
+    assert names == ["engine-quick", "engine"]
 
 
 def test_percentiles_are_values_that_were_seen():
