@@ -35,7 +35,7 @@ class WidthNorm:
     def __call__(self, qkv_TE: Tensor) -> Tensor:
         """The same with q and k normed; computed in float32, dtype kept."""
         width_q, width_k = len(self.q_weight_Q), len(self.k_weight_W)
-        q_TQ, k_TW, v_TW = qkv_TE.split([width_q, width_k, width_k], dim=1)
+        q_TQ, k_TW, v_TW = torch.split(qkv_TE, [width_q, width_k, width_k], dim=1)
         q_TQ, k_TW = q_TQ.float(), k_TW.float()
         squares_T2 = torch.stack((q_TQ.square().sum(1), k_TW.square().sum(1) * self.counts_k), 1)
         scale_T2 = (self.tp.all_reduce(squares_T2) / self.widths_2 + self.eps).rsqrt()
