@@ -108,7 +108,7 @@ def test_attention_equals_the_reference(
 def test_a_row_has_the_same_bits_in_any_batch_chunk_and_team(
     kind: AttentionKind, dtype: torch.dtype, cuts: list[int], group: int
 ) -> None:
-    """1,100 tokens at once, in chunks beside other sequences, one at a time; one to four threads."""
+    """1,100 tokens at once, in chunks beside other sequences, one by one; one to four threads."""
     total = 1100
     lengths = [(0, total), (300, 1), (20, 1)]
     paged = PagedBatch(lengths, kv_heads=2, group=group, dim=32, dtype=dtype)

@@ -33,7 +33,7 @@ def assert_near(out: Tensor, expected: Tensor) -> None:
     """Equal, but for the last bit where float32 sums ran in another order."""
     assert out.dtype == expected.dtype
     assert out.shape == expected.shape
-    step = 2.0**-8 if out.dtype == torch.bfloat16 else 2e-6
+    step = 2.0**-7 if out.dtype == torch.bfloat16 else 2e-6
     torch.testing.assert_close(out.float(), expected.float(), rtol=step, atol=1e-6)
 
 
@@ -81,6 +81,14 @@ def test_gates_equal_plain_torch(
     # An activation that is rounded the other way moves the product by as much again.
     step = 2.0**-7 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(out.float(), expected.float(), rtol=step, atol=1e-5)
+
+
+def test_a_gate_is_rounded_before_it_is_multiplied() -> None:
+    """As plain torch does: nearly every product has the same bits, a third would not otherwise."""
+    x = normal(20, 2000, dtype=torch.bfloat16)
+    for activation in ("silu", "gelu_tanh"):
+        out = native(torch.bfloat16).gated(x, activation)
+        assert (out == torch_ops.gated(x, activation)).float().mean() > 0.98
 
 
 def test_gates_are_right_far_out_and_let_broken_numbers_show() -> None:
@@ -162,12 +170,13 @@ def test_a_token_without_a_slot_is_rotated_and_not_stored() -> None:
     cache = broken_cache(1, 1, 16, 16, torch.float32)
     whole = native(torch.float32).rotate_and_store(qkv, shape, rotation, cache, batch)
     assert cache[0, 0, LAYER, :, :3].isfinite().all()
+    expected = cache.clone()
+    expected[0, 0, LAYER, :, 1] = float("nan")
     cache.fill_(float("nan"))
     batch.slots_T[1] = -1
     q = native(torch.float32).rotate_and_store(qkv, shape, rotation, cache, batch)
     assert torch.equal(q, whole)
-    assert cache[0, 0, LAYER, :, [0, 2]].isfinite().all()
-    assert cache[0, 0, LAYER, :, 1].isnan().all()
+    torch.testing.assert_close(cache, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_slot_that_the_cache_does_not_have_is_refused() -> None:
@@ -183,7 +192,7 @@ def test_a_slot_that_the_cache_does_not_have_is_refused() -> None:
 
 def test_quantised_rows_at_the_ends_of_their_range_equal_plain_torch() -> None:
     """Zeros, one huge and tiny numbers, halves that round to even, subnormal bytes."""
-    steps = torch.cat((torch.arange(-448, 449) / 448 * 1.0, 2.0 ** torch.arange(-20.0, 0.0)))
+    steps = torch.cat((torch.arange(-448, 449) / 448, torch.linspace(0, 2.0**-14, 150)))
     rows = [torch.zeros(16), torch.full((16,), 1e-40), torch.tensor([1e30, *[1e-30] * 15])]
     rows += list(steps[: len(steps) // 15 * 15].view(-1, 15))
     values = torch.stack([torch.cat((r, torch.ones(1)))[:16] if len(r) < 16 else r for r in rows])

@@ -140,11 +140,16 @@ def test_recordings_and_steps_in_turn_do_not_touch_one_another_s_results() -> No
         replay = ops.record(lambda b=batch, r=rotation: stack(b, r, cache))
         recorded[rows] = replay, stack(batch, rotation, cache)[0].clone()
     batch = decode_batch(5, 3)
-    kept = [stack(batch, ROPE.rotation(batch.positions_T), cache)[0] for _ in range(8)]
+    logits = [stack(batch, ROPE.rotation(batch.positions_T), cache)[0] for _ in range(4)]
+    # As large as what lies between in the recording of three rows.
+    ones, x = torch.ones(HIDDEN), torch.randn(3, HIDDEN)
+    normed = [ops.norm(x, ones, 1e-5) for _ in range(8)]
+    before = normed[0].clone()
     for rows in (3, 1, 1, 3):
         replay, expected = recorded[rows]
         assert torch.equal(replay()[0], expected)
-        assert all(torch.equal(logits, recorded[3][1]) for logits in kept)
+        assert all(torch.equal(kept, recorded[3][1]) for kept in logits)
+        assert all(torch.equal(kept, before) for kept in normed)
 
 
 def test_layers_of_a_recording_share_memory() -> None:
