@@ -1,6 +1,7 @@
 """Calls of the kernels as data: tensors in, one ``Op`` out that names their memory.
 
 An ``Op`` holds addresses only: whoever runs it keeps its tensors alive. Outputs are contiguous.
+ValueError: a tensor is not as its kernel must have it.
 Shapes as in ``ekiden.layers.ops``.
 """
 
@@ -26,7 +27,7 @@ def norm(x_TC: Tensor, weight_C: Tensor, eps: float, out_TC: Tensor) -> Op:
     return op(
         Kind.NORM,
         x_TC.dtype,
-        [x_TC.data_ptr(), weight_C.data_ptr(), out_TC.data_ptr()],
+        [x_TC.data_ptr(), _weight(weight_C), out_TC.data_ptr()],
         [rows, width, x_TC.stride(0), width],
         [eps],
     )
@@ -38,7 +39,7 @@ def add_norm(residual_TC: Tensor, x_TC: Tensor, weight_C: Tensor, eps: float, ou
     return op(
         Kind.ADD_NORM,
         x_TC.dtype,
-        [residual_TC.data_ptr(), x_TC.data_ptr(), weight_C.data_ptr(), out_TC.data_ptr()],
+        [residual_TC.data_ptr(), x_TC.data_ptr(), _weight(weight_C), out_TC.data_ptr()],
         [rows, width, residual_TC.stride(0), x_TC.stride(0), width],
         [eps],
     )
@@ -82,12 +83,12 @@ def rotate_and_store(
             batch.slots_T.data_ptr(),
             _layer(cache, shape.layer),
             q_TND.data_ptr(),
-            *((norms.q_weight_D.data_ptr(), norms.k_weight_D.data_ptr()) if norms else (0, 0)),
+            *((_weight(norms.q_weight_D), _weight(norms.k_weight_D)) if norms else (0, 0)),
         ],
         [
             *(len(qkv_TE), shape.num_q, shape.num_kv, shape.head_dim),
             *(rotation.cos_TR.shape[1], qkv_TE.stride(0), *_strides(cache)),
-            *(cache.shape[4], _format(cache), cache.shape[0]),
+            *(cache.shape[4], _format(cache, qkv_TE.dtype), cache.shape[0]),
         ],
         [norms.eps if norms else 0.0],
     )
@@ -116,7 +117,7 @@ def attend(
         ],
         [
             *(sequences, heads, cache.shape[1], dim, cache.shape[4], width),
-            *(*_strides(cache), kind.window, _format(cache), cache.shape[0]),
+            *(*_strides(cache), kind.window, _format(cache, q_TND.dtype), cache.shape[0]),
         ],
         [kind.scale, kind.soft_cap],
     )
@@ -124,6 +125,8 @@ def attend(
 
 def all_reduce(x: Tensor, rank: int, sums: SharedSums) -> Op:
     """``x``, contiguous, becomes the sum."""
+    if not x.is_contiguous():
+        raise ValueError(f"what is summed over ranks must be contiguous, not {x.stride()}")
     return op(
         Kind.ALL_REDUCE,
         x.dtype,
@@ -153,5 +156,13 @@ def _strides(cache: Tensor) -> tuple[int, int, int, int]:
     return block * size, head * size, part * size, row * size
 
 
-def _format(cache: Tensor) -> int:
+def _format(cache: Tensor, dtype: torch.dtype) -> int:
+    if cache.dtype not in (dtype, *CACHE_FORMATS):
+        raise ValueError(f"a cache of {cache.dtype} cannot hold keys of {dtype} for native kernels")
     return CACHE_FORMATS.get(cache.dtype, 0)
+
+
+def _weight(weight: Tensor) -> int:
+    if weight.dtype != torch.float32 or not weight.is_contiguous():
+        raise ValueError(f"a norm's weight must be float32 and contiguous, not {weight.dtype}")
+    return weight.data_ptr()
