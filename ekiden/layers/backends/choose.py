@@ -67,11 +67,16 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Ops:
 
 
 def _native(device: torch.device, dtype: torch.dtype) -> Ops:
-    """As many threads as torch computes with."""
+    """As many threads as torch computed with, which from here on has one.
+
+    What is left to torch is small, and each use of its team leaves threads that spin for
+    milliseconds on the cores that these kernels want.
+    """
     if device.type != "cpu":
         raise NativeUnavailable(f"they need --device cpu, not {device}")
     from ekiden.layers.backends.native.ops import NativeOps
 
     ops = NativeOps(dtype, torch.get_num_threads())
+    torch.set_num_threads(1)
     logger.info("kernels of %s in %s: native, %d threads", device, dtype, ops.pool.threads)
     return ops

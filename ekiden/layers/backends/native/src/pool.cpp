@@ -93,10 +93,49 @@ class Mapping {
   int64_t bytes_;
 };
 
+// Keeps workers off the core that their caller is on. Left alone, a system may wake a worker there,
+// and two threads that wait for each other by spinning then take turns of milliseconds (seen: 2.7 ms
+// for 45 us of work). With more threads than cores nothing is pinned.
+class Cores {
+ public:
+  explicit Cores(int threads) : threads_(threads) {
+    CPU_ZERO(&allowed_);
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) CPU_ZERO(&allowed_);
+  }
+
+  void spread(std::vector<std::thread>& workers) {
+    const int here = sched_getcpu(), cores = CPU_COUNT(&allowed_);
+    if (here == caller_ || here < 0 || threads_ > cores) return;
+    caller_ = here;
+    int core = -1;
+    for (auto& worker : workers) {
+      cpu_set_t others = allowed_;
+      CPU_CLR(here, &others);
+      if (threads_ == cores) {
+        do ++core;
+        while (!CPU_ISSET(core, &others));
+        CPU_ZERO(&others);
+        CPU_SET(core, &others);
+      }
+      pthread_setaffinity_np(worker.native_handle(), sizeof others, &others);
+    }
+  }
+
+ private:
+  const int threads_;
+  cpu_set_t allowed_;
+  int caller_ = -1;
+};
+
 class Pool {
  public:
   Pool(int threads, std::chrono::nanoseconds spin)
-      : threads_(threads), work_(spin), meet_(spin), shared_(kSharedBytes), forks_(forks.load()) {
+      : threads_(threads),
+        cores_(threads),
+        work_(spin),
+        meet_(spin),
+        shared_(kSharedBytes),
+        forks_(forks.load()) {
     for (int i = 0; i < threads; ++i) {
       scratch_.push_back(std::make_unique<Mapping>(kScratchBytes));
       members_.push_back(std::make_unique<Member>(*this, i));
@@ -117,7 +156,10 @@ class Pool {
     const std::lock_guard<std::mutex> one_list_at_a_time(mutex_);
     list_ = {ops, count, list_.error == &errors_[0] ? &errors_[1] : &errors_[0]};
     list_.error->store(0);
-    if (threads_ > 1) work_.advance();
+    if (threads_ > 1) {
+      cores_.spread(workers_);
+      work_.advance();
+    }
     run_as(0, list_);
     const uint64_t error = list_.error->load();
     *failed = static_cast<int64_t>(error >> 32) - 1;
@@ -215,6 +257,7 @@ class Pool {
   }
 
   const int threads_;
+  Cores cores_;
   Gate work_;
   Gate meet_;
   alignas(64) std::atomic<int> arrived_{0};
