@@ -21,11 +21,17 @@ CPU = torch.device("cpu")
 
 @needs_native
 @pytest.mark.parametrize("kernels", ["auto", "native"])
-def test_a_cpu_that_can_run_them_gets_native_kernels(kernels: str) -> None:
-    ops = choose_ops(kernels, CPU, torch.bfloat16)
-    assert isinstance(ops, NativeOps)
-    assert ops.dtype == torch.bfloat16
-    assert ops.pool.threads == torch.get_num_threads()
+def test_a_cpu_that_can_run_them_gets_native_kernels_on_torch_s_threads(kernels: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        ops = choose_ops(kernels, CPU, torch.bfloat16)
+        assert isinstance(ops, NativeOps)
+        assert ops.dtype == torch.bfloat16
+        assert ops.pool.threads == 2
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_plain_torch_can_be_asked_for() -> None:
