@@ -13,13 +13,13 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from ekiden.core.errors import SetupError
+from ekiden.core.file_lock import file_lock
 
 LOCK_TIMEOUT_S = 10.0
 """The lock is held for a few reads of small files."""
@@ -101,19 +101,12 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        with (self._folder / "lock").open("w") as stream:
-            while True:
-                try:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise SetupError(
-                            f"{self._folder / 'lock'} has been held for {LOCK_TIMEOUT_S:.0f} s by "
-                            "another replica that starts: is it stopped?"
-                        ) from None
-                    time.sleep(0.02)
+        with file_lock(self._folder / "lock", LOCK_TIMEOUT_S) as held:
+            if not held:
+                raise SetupError(
+                    f"{self._folder / 'lock'} has been held for {LOCK_TIMEOUT_S:.0f} s by "
+                    "another replica that starts: is it stopped?"
+                )
             yield
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ekiden.cache.tensors import TORCH_DTYPES
 from ekiden.core.config import EngineConfig
+from ekiden.layers.backends.choose import wants_native
 from ekiden.layers.backends.native.build import NativeUnavailable, library_file
 from ekiden.layers.backends.native.library import DTYPES as NATIVE_DTYPES
 from ekiden.layers.backends.native.packed import packed_bytes
@@ -82,8 +83,7 @@ def _weighing_ops(config: EngineConfig, dtype: torch.dtype) -> TorchOps:
 
 def _packs(config: EngineConfig, dtype: torch.dtype) -> bool:
     """Whether the native kernels will be chosen, as ``backends.choose`` does on the ranks."""
-    native = config.kernels == "native" or (config.kernels == "auto" and config.device == "cpu")
-    if not native or dtype not in NATIVE_DTYPES:
+    if not wants_native(config.kernels, config.device) or dtype not in NATIVE_DTYPES:
         return False
     try:
         library_file()  # Builds them where they are not yet: once, and not on every rank at once.

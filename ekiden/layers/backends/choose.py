@@ -34,7 +34,7 @@ def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
         if kernels == "triton":
             raise SetupError(f"--kernels triton cannot run on {device}: {lacking}")
         logger.warning("kernels of %s are plain torch's, not triton: %s", device, lacking)
-    if kernels == "native" or (kernels == "auto" and device.type == "cpu"):
+    if wants_native(kernels, device.type):
         try:
             return _native(device, dtype)
         except NativeUnavailable as error:
@@ -43,6 +43,11 @@ def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
             logger.warning("kernels of %s are plain torch's, not native: %s", device, error)
     logger.info("kernels of %s in %s: torch", device, dtype)
     return TorchOps()
+
+
+def wants_native(kernels: str, device: str) -> bool:
+    """Whether the native kernels are tried on a device of this type."""
+    return kernels == "native" or (kernels == "auto" and device == "cpu")
 
 
 def _triton_lacks(device: torch.device) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 import pytest
 import torch
@@ -19,12 +18,10 @@ from ekiden.parallel import rendezvous
 from ekiden.parallel.communicator import ordered_sum
 from ekiden.parallel.local import local_meshes
 from ekiden.parallel.mesh import Mesh
-from ekiden.parallel.rendezvous import host_mesh, open_mesh
+from tests.shared_mesh import on_all, shm_meshes
 from tests.unit.native.native_rig import needs_native
 
 pytestmark = needs_native
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -34,16 +31,8 @@ def shared_meshes(
     """Ends of one shared mesh, each for a thread of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendezvous, "_SLOT_BYTES", slot_bytes)
-        with host_mesh(tp, pp, timeout_s=timeout_s, backend="shm") as host:
-            meshes = [open_mesh(host.spec, rank) for rank in range(tp * pp)]
+        with shm_meshes(tp, pp, timeout_s) as meshes:
             yield meshes
-            for mesh in meshes:
-                mesh.close()
-
-
-def on_all(meshes: list[Mesh], work: Callable[[Mesh], T]) -> list[T]:
-    with ThreadPoolExecutor(len(meshes)) as pool:
-        return list(pool.map(work, meshes))
 
 
 @settings(max_examples=12, deadline=None)

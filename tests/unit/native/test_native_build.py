@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ekiden.core.file_lock import file_lock
 from ekiden.layers.backends.native import build
 from ekiden.layers.backends.native.build import NativeUnavailable, check_cpu, library_file
 
@@ -95,12 +96,19 @@ def test_ranks_that_start_together_build_one_library(tmp_path, sources):
 
 
 def test_a_builder_that_hangs_is_waited_for_no_longer_than_a_build(tmp_path, sources, monkeypatch):
-    compiler = Compiler(tmp_path)
-    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.3)
-    path = tmp_path / "turn.lock"
-    with build._turn(path), build._turn(path):
-        monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 60.0)
+    compiler, waits = Compiler(tmp_path), []
+
+    def impatient(path, timeout_s):
+        waits.append(timeout_s)
+        return file_lock(path, 0.3)
+
+    monkeypatch.setattr(build, "file_lock", impatient)
+    path = build.cache_dir() / "native" / f"ekiden-{build._key(compiler.path)}.lock"
+    path.parent.mkdir(parents=True)
+    with file_lock(path, 1.0) as held:
+        assert held
         assert library_file(compiler.path).is_file()
+    assert waits == [build.COMPILE_TIMEOUT_S]
 
 
 def test_no_compiler_is_the_reason(sources):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TypeVar
 
 import pytest
 import torch
@@ -18,25 +15,8 @@ from ekiden.core.clock import ManualClock
 from ekiden.core.errors import InvariantBroken, ReplicaFailed
 from ekiden.parallel import rendezvous
 from ekiden.parallel.communicator import ordered_sum
-from ekiden.parallel.mesh import Mesh
-from ekiden.parallel.rendezvous import host_mesh, open_mesh
 from ekiden.parallel.waiting import Patience
-
-T = TypeVar("T")
-
-
-@contextmanager
-def shm_meshes(tp: int, pp: int, timeout_s: float = 20.0, **sizes: int) -> Iterator[list[Mesh]]:
-    with host_mesh(tp, pp, timeout_s=timeout_s, backend="shm", **sizes) as host:
-        meshes = [open_mesh(host.spec, rank) for rank in range(tp * pp)]
-        yield meshes
-        for mesh in meshes:
-            mesh.close()
-
-
-def on_all(meshes: list[Mesh], work: Callable[[Mesh], T]) -> list[T]:
-    with ThreadPoolExecutor(len(meshes)) as pool:
-        return list(pool.map(work, meshes))
+from tests.shared_mesh import on_all, shm_meshes
 
 
 @settings(max_examples=15, deadline=None)

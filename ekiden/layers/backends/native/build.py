@@ -6,19 +6,17 @@ behind it, it builds there, for other machines: they find it by ``EKIDEN_NATIVE`
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from ekiden.core.env import cache_dir, native_dir
+from ekiden.core.file_lock import file_lock
 
 SOURCES = Path(__file__).parent / "src"
 CPU_INFO = Path("/proc/cpuinfo")
@@ -62,7 +60,8 @@ def library_file(compiler: str = COMPILER) -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _turn(path.with_suffix(".lock")):
+        # One builder at a time; past the deadline both build, which is slower and no less right.
+        with file_lock(path.with_suffix(".lock"), COMPILE_TIMEOUT_S):
             if not path.exists():  # another rank may have built it meanwhile
                 _build(compiler, path)
     except OSError as error:
@@ -167,26 +166,6 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(f"{command[0]} cannot be run: {error}") from error
     return done.stdout
-
-
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """One builder at a time, so that ranks starting together compile once.
-
-    The wait is bounded: past it, both build, which is slower and no less right.
-    """
-    deadline = time.monotonic() + COMPILE_TIMEOUT_S
-    with path.open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.05)
-            else:
-                break
-        yield
 
 
 if __name__ == "__main__":
