@@ -122,7 +122,7 @@ def check_model(plan: Deployment) -> None:
     for pool in (pool for pool in plan.pools if pool.size):
         try:
             head_split(model.num_heads, model.num_kv_heads, pool.tp)
-            layer_split(model, pool.pp)
+            layer_split(model, pool.pp, prefill_only=pool.role == "prefill")
         except SetupError as error:
             said = error.message.replace("--tensor-parallel-size", f"--{pool.role}-tp")
             said = said.replace("--pipeline-parallel-size", f"--{pool.role}-pp")

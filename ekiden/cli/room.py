@@ -55,7 +55,10 @@ def check_room(
 
 def _replica(pool: Pool, model: ModelConfig, config: EngineConfig, weights: int) -> int:
     split = msgspec.structs.replace(
-        config, tensor_parallel_size=pool.tp, pipeline_parallel_size=pool.pp
+        config,
+        tensor_parallel_size=pool.tp,
+        pipeline_parallel_size=pool.pp,
+        prefill_only=pool.role == "prefill",
     )
     layout = kv_layout(model, split)
     return least_bytes(model, split, layout, resolve_num_blocks(model, split, layout), weights)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ekiden.cli.command import MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
@@ -192,10 +194,11 @@ def gateway_models(models: list[str], names: list[str]) -> dict[str, Path]:
 
 
 def service_config(args: argparse.Namespace, model_dir: Path, model_name: str) -> ServiceConfig:
+    engine = engine_config(args, model_dir, model_name)
     options = list(SERVICE_OPTIONS) + ([LOCAL_PREFILL] if args.role == "decode" else [])
     return ServiceConfig(
         role=args.role,
-        engine=engine_config(args, model_dir, model_name),
+        engine=msgspec.structs.replace(engine, prefill_only=args.role == "prefill"),
         host=args.host,
         port=args.port,
         advertise=args.advertise,

@@ -89,6 +89,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     speculative_config: SpeculativeConfig = SpeculativeConfig()
     async_scheduling: bool = True
     """Plan a step while the one before it runs; never with speculation."""
+    prefill_only: bool = False
+    """In a prefill pool: a request leaves with its first token, so stages are balanced for that."""
     step_timeout_s: float = 120.0
     threads_per_rank: int = 0
     """0: the machine's cores divided by the ranks, at least 1."""

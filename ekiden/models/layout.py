@@ -8,6 +8,9 @@ from ekiden.core.errors import SetupError
 from ekiden.models.config import ModelConfig
 from ekiden.parallel.split import balanced_split, head_split
 
+PROMPT_TOKENS = 512
+"""Tokens for which a prefill pool is taken to run the head once; the figure matters little."""
+
 
 def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
     """The layout of the replica that ``config`` asks for, ranks in order pp_rank * tp + tp_rank.
@@ -35,7 +38,9 @@ def kv_layout(model: ModelConfig, config: EngineConfig) -> KvLayout:
                 layer_start=first,
                 layer_stop=last,
             )
-            for pp_rank, (first, last) in enumerate(layer_split(model, pp))
+            for pp_rank, (first, last) in enumerate(
+                layer_split(model, pp, prefill_only=config.prefill_only)
+            )
             for tp_rank, share in enumerate(head_split(model.num_heads, model.num_kv_heads, tp))
         ),
     )
@@ -71,11 +76,13 @@ def kv_dtype(model: ModelConfig, config: EngineConfig) -> str:
     return dtype
 
 
-def layer_split(model: ModelConfig, pp: int) -> list[tuple[int, int]]:
+def layer_split(
+    model: ModelConfig, pp: int, *, prefill_only: bool = False
+) -> list[tuple[int, int]]:
     """Layers [start, stop) of each pipeline stage: no contiguous split has a cheaper slowest stage.
 
-    Both sides of a hand-off, and everyone who loads weights, come to the same split, since it
-    follows from the model's shape and ``pp`` alone.
+    Everyone who loads weights comes to the same split, since it follows from the model's shape,
+    ``pp`` and ``EngineConfig.prefill_only`` alone. The peers of a hand-off read it in the layout.
 
     Raises:
         SetupError: more stages than layers.
@@ -85,21 +92,23 @@ def layer_split(model: ModelConfig, pp: int) -> list[tuple[int, int]]:
             f"--pipeline-parallel-size {pp} is more than the model's {model.num_layers} layers: "
             f"choose 1 to {model.num_layers}"
         )
-    return balanced_split(layer_costs(model), pp)
+    costs = layer_costs(model, tokens_per_logits=PROMPT_TOKENS if prefill_only else 1)
+    return balanced_split(costs, pp)
 
 
-def layer_costs(model: ModelConfig) -> list[int]:
-    """Weights read (and multiplied) for one token of a decode step, by layer.
+def layer_costs(model: ModelConfig, *, tokens_per_logits: int = 1) -> list[int]:
+    """Weights multiplied for one token of a step, by layer.
 
     The embedding, of which one row is read, goes with the first layer, and the head, which is
-    read whole, with the last one: those are always on the first and on the last stage. In a small
-    model the head outweighs several layers (8 of SmolLM2-135M's 30). Attention over the context
-    is left out: it is the same in every layer.
+    multiplied once for every ``tokens_per_logits`` tokens, with the last one: those are always on
+    the first and on the last stage. In decode every token has logits, and in a small model the
+    head outweighs several layers (8 of SmolLM2-135M's 30). Attention over the context is left
+    out: it is the same in every layer.
     """
     heads = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim
     costs = [model.hidden_size * (heads + 3 * model.intermediate_size)] * model.num_layers
     costs[0] += model.hidden_size
-    costs[-1] += model.hidden_size * model.vocab_size
+    costs[-1] += model.hidden_size * model.vocab_size // tokens_per_logits
     return costs
 
 

@@ -78,7 +78,7 @@ def load_model(
     target, dtype = torch.device(device), TORCH_DTYPES[model.resolve_dtype(config)]
     source = SafetensorsSource(
         Checkpoint.open(config.model_dir),
-        wanted=family.wanted_tensors(model, mesh),
+        wanted=family.wanted_tensors(model, config, mesh),
         dtype=dtype,
         device=target,
         progress=progress,

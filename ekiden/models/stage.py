@@ -49,7 +49,7 @@ def build_stage(
     Raises:
         SetupError: a weight is missing or has another shape, or the split cannot work.
     """
-    first, last = layer_split(model, mesh.pp.size)[mesh.pp_rank]
+    first, last = _own_layers(model, config, mesh)
     longest = model.resolve_max_model_len(config)
     embedding = _load_embedding(model, mesh, site, dtype)
     ropes = [rope for rope in (model.rope, model.local_rope) if rope is not None]
@@ -68,13 +68,13 @@ def build_stage(
     )
 
 
-def wanted_tensors(model: ModelConfig, mesh: Mesh) -> Callable[[str], bool]:
+def wanted_tensors(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> Callable[[str], bool]:
     """Which tensors of a checkpoint the rank's stage must use, every last one.
 
     Names that no stage knows are wanted by all, so that a checkpoint with weights that this
     model has no place for is refused. A tied model's own head is a copy, and is left alone.
     """
-    first, last = layer_split(model, mesh.pp.size)[mesh.pp_rank]
+    first, last = _own_layers(model, config, mesh)
 
     def wanted(name: str) -> bool:
         if match := _LAYER.match(name):
@@ -87,6 +87,11 @@ def wanted_tensors(model: ModelConfig, mesh: Mesh) -> Callable[[str], bool]:
         return mesh.is_last_stage if name == FINAL_NORM else True
 
     return wanted
+
+
+def _own_layers(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> tuple[int, int]:
+    split = layer_split(model, mesh.pp.size, prefill_only=config.prefill_only)
+    return split[mesh.pp_rank]
 
 
 def load_norm(model: ModelConfig, site: Site, name: str) -> RMSNorm:

@@ -54,7 +54,7 @@ async def _run(config: VerifyConfig) -> dict[tuple[Layout, Layout], Outcome]:
     prompts = make_prompts(Tokenizer.load(config.model_dir), block, config.prompts)
     references = await asyncio.to_thread(
         reference_tokens,
-        shape.of(Layout()),
+        shape.of(Layout(), "decode"),
         prompts,
         config.tokens,
         lambda done, total: progress("one process", done, total),

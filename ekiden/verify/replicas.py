@@ -36,17 +36,18 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     cache_tokens: int
     transport: str
 
-    def of(self, layout: Layout) -> EngineConfig:
+    def of(self, layout: Layout, role: str) -> EngineConfig:
         return msgspec.structs.replace(
             self.engine,
             tensor_parallel_size=layout.tp,
             pipeline_parallel_size=layout.pp,
             block_size=layout.block_size,
             num_gpu_blocks_override=self.cache_tokens // layout.block_size,
+            prefill_only=role == "prefill",
         )
 
     def argv(self, role: str, layout: Layout, name: str, ready: Path) -> tuple[str, ...]:
-        engine = self.of(layout)
+        engine = self.of(layout, role)
         common = (
             *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
             *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
@@ -87,11 +88,10 @@ async def start_replica(
         if death.child.process.returncode == SETUP_EXIT_CODE:
             raise Refused(_last_line(death.child)) from death
         raise
-    return _peer(shape, layout, json.loads(ready.read_text()))
+    return _peer(shape.of(layout, role), json.loads(ready.read_text()))
 
 
-def _peer(shape: Shape, layout: Layout, ready: dict[str, str | int]) -> Peer:
-    engine = shape.of(layout)
+def _peer(engine: EngineConfig, ready: dict[str, str | int]) -> Peer:
     return Peer(
         candidate=PrefillCandidate(
             replica_id=str(ready["replica_id"]),

@@ -24,6 +24,11 @@ def test_defaults_are_those_of_the_structs():
     assert msgspec.structs.asdict(config) == msgspec.structs.asdict(plain)
 
 
+def test_stages_of_a_prefill_replica_are_balanced_for_prefill_alone():
+    assert worker(role="prefill").engine.prefill_only
+    assert not worker(role="decode").engine.prefill_only
+
+
 def test_every_option_reaches_its_field():
     config = worker(
         *("-tp", "3", "-pp", "2", "--block-size", "32", "--dtype", "float32"),

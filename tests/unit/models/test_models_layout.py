@@ -14,7 +14,7 @@ from ekiden.core.config import EngineConfig
 from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout, layer_costs, layer_split
 from ekiden.models.rope_config import RopeConfig
-from ekiden.parallel.split import balanced_split
+from ekiden.parallel.split import balanced_split, even_split
 
 SMOLLM2 = ModelConfig(
     model_type="llama",
@@ -92,16 +92,40 @@ def test_the_head_of_a_small_model_is_worth_eight_layers() -> None:
     assert layer_split(SMOLLM2, 3) == [(0, 12), (12, 25), (25, 30)]
 
 
+@pytest.mark.parametrize("pp", [1, 2, 3, 7, 30])
+def test_a_prefill_pool_deals_layers_evenly_and_the_stage_with_the_head_takes_no_odd_one(
+    pp: int,
+) -> None:
+    """The head runs once a prompt there: with it counted for every token, one of two stages would
+    have 19 of SmolLM2's 30 layers, and prefill would take 27% longer than with 15 each."""
+    sizes = [last - first for first, last in layer_split(SMOLLM2, pp, prefill_only=True)]
+    assert sorted(sizes) == sorted(last - first for first, last in even_split(30, pp))
+    assert sizes[-1] == min(sizes)
+
+
+def test_the_head_of_a_prefill_pool_is_counted_once_a_prompt() -> None:
+    costs = layer_costs(SMOLLM2, tokens_per_logits=512)
+    assert costs[-1] - costs[1] == 49152 * 576 // 512
+    assert costs[:-1] == layer_costs(SMOLLM2)[:-1]
+
+
 def test_a_head_dearer_than_all_layers_leaves_one_layer_on_the_last_stage() -> None:
     wide = msgspec.structs.replace(SMOLLM2, num_layers=4, vocab_size=10**6)
     assert layer_split(wide, 3) == [(0, 1), (1, 3), (3, 4)]
 
 
+@pytest.mark.parametrize("prefill_only", [False, True])
 @pytest.mark.parametrize("pp", [1, 2, 3, 7, 30])
-def test_what_is_cached_where_follows_the_split(tmp_path: Path, pp: int) -> None:
+def test_what_is_cached_where_follows_the_split(
+    tmp_path: Path, pp: int, prefill_only: bool
+) -> None:
     config = EngineConfig(
-        model_dir=tmp_path, model_name="m", pipeline_parallel_size=pp, tensor_parallel_size=3
+        model_dir=tmp_path,
+        model_name="m",
+        pipeline_parallel_size=pp,
+        tensor_parallel_size=3,
+        prefill_only=prefill_only,
     )
     ranks = kv_layout(SMOLLM2, config).ranks
-    split = layer_split(SMOLLM2, pp)
+    split = layer_split(SMOLLM2, pp, prefill_only=prefill_only)
     assert [(r.layer_start, r.layer_stop) for r in ranks] == [s for s in split for _ in range(3)]

@@ -67,6 +67,14 @@ def test_tied_and_untied_heads_over_stages(tmp_path: Path, tied: bool, pp: int) 
     assert worst_error(Replica(tmp_path, pp=pp), reference) < TOLERANCE
 
 
+def test_stages_balanced_for_prefill_compute_the_same(tmp_path: Path) -> None:
+    reference = make_checkpoint(tmp_path, "llama3", vocab_size=2000, num_hidden_layers=4)
+    either, prefill = Replica(tmp_path, pp=2), Replica(tmp_path, pp=2, prefill_only=True)
+    assert [len(rank.layers) for rank in either.ranks] == [3, 1]  # type: ignore[attr-defined]
+    assert [len(rank.layers) for rank in prefill.ranks] == [2, 2]  # type: ignore[attr-defined]
+    assert worst_error(prefill, reference) < TOLERANCE
+
+
 def test_heads_that_do_not_divide_over_four_ranks(tmp_path: Path) -> None:
     """F141: 14 query heads in 7 groups over 4 ranks."""
     sizes = {"num_attention_heads": 14, "num_key_value_heads": 7, "hidden_size": 56}
