@@ -16,6 +16,8 @@ _EQUAL = (
     ("tokenizer_fingerprint", "tokenizer", "use the same tokenizer on both sides"),
     ("granule", "granule", "use the same release and options on both sides"),
     ("hash_scheme", "hash scheme", "run the same release on both sides"),
+    # Where KV is int8 or fp8 on both sides its own dtype does not tell; the tokens would.
+    ("dtype", "dtype of activations", "give both sides the same --dtype"),
     ("transport", "transport", "give both sides the same --transport"),
 )
 _EQUAL_KV = (

@@ -23,6 +23,8 @@ class ReplicaDescription(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_fingerprint: str
     granule: int
     hash_scheme: str
+    dtype: str
+    """Of weights and activations; that of KV is in ``kv``."""
     kv: KvLayout
     transport: str
     endpoints: tuple[bytes, ...]

@@ -45,7 +45,7 @@ class KvLayout(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp: _Optional[int] = ..., pp: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankLayout, _Mapping]]] = ...) -> None: ...
 
 class ReplicaDescription(_message.Message):
-    __slots__ = ("replica_id", "role", "epoch", "version", "wire_version", "model", "model_fingerprint", "tokenizer_fingerprint", "granule", "hash_scheme", "kv", "transport", "endpoints", "max_model_len", "vocab_size")
+    __slots__ = ("replica_id", "role", "epoch", "version", "wire_version", "model", "model_fingerprint", "tokenizer_fingerprint", "granule", "hash_scheme", "kv", "transport", "endpoints", "max_model_len", "vocab_size", "dtype")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class ReplicaDescription(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     replica_id: str
     role: str
     epoch: int
@@ -76,7 +77,8 @@ class ReplicaDescription(_message.Message):
     endpoints: _containers.RepeatedScalarFieldContainer[bytes]
     max_model_len: int
     vocab_size: int
-    def __init__(self, replica_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., granule: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    dtype: str
+    def __init__(self, replica_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., granule: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
     __slots__ = ()

@@ -125,6 +125,7 @@ class Replica:
             tokenizer_fingerprint=self.identity.tokenizer_fingerprint,
             granule=self.config.engine.granule,
             hash_scheme=SCHEME,
+            dtype=self.model.resolve_dtype(self.config.engine),
             kv=self.executor.layout,
             transport=self.config.transport,
             endpoints=self.executor.endpoints,

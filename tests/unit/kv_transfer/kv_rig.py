@@ -118,6 +118,7 @@ def describe(
         tokenizer_fingerprint="t",
         granule=GRANULE,
         hash_scheme=SCHEME,
+        dtype="float32",
         kv=kv,
         transport="memory",
         endpoints=tuple(endpoints),

@@ -28,6 +28,7 @@ def test_different_splits_and_block_sizes_are_fine() -> None:
         ("tokenizer_fingerprint", "other-tokenizer"),
         ("granule", 8),
         ("hash_scheme", "other-scheme"),
+        ("dtype", "bfloat16"),
         ("transport", "pigeon"),
         ("max_model_len", 777),
     ],

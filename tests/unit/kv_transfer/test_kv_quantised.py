@@ -4,6 +4,7 @@ from it as the one process does that computed the prompt."""
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from kv_rig import Pair, describe, layout
@@ -95,3 +96,15 @@ def test_two_kv_dtypes_are_refused_with_both_values() -> None:
     one, other = layout(dtype="int8", head_dim=8), layout(dtype="fp8_e4m3", head_dim=8)
     with pytest.raises(SetupError, match=r"KV dtype int8 and .* KV dtype fp8_e4m3.*--kv-cache-dt"):
         check_pair(describe(one, [b"a"], role="prefill"), describe(other, [b"b"], role="decode"))
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+def test_two_dtypes_of_activations_are_refused_although_they_share_a_quantised_kv(
+    dtype: str,
+) -> None:
+    """Decode would go on from keys and values that it would not have computed itself."""
+    kv = layout(dtype=dtype, head_dim=8)
+    prefill, decode = (describe(kv, [b"a"], role=role) for role in ("prefill", "decode"))
+    check_pair(prefill, decode)
+    with pytest.raises(SetupError, match=r"activations float32 and .* activations bfloat16.*--dty"):
+        check_pair(prefill, msgspec.structs.replace(decode, dtype="bfloat16"))

@@ -33,6 +33,7 @@ PREFILL = ReplicaDescription(
     tokenizer_fingerprint="t",
     granule=16,
     hash_scheme="h",
+    dtype="float32",
     kv=LAYOUT,
     transport="memory",
     endpoints=(b"e",),
