@@ -264,12 +264,14 @@ def add_options(
 SWITCHES = {
     "--no-enable-prefix-caching": "enable_prefix_caching",
     "--no-async-scheduling": "async_scheduling",
+    "--no-core-sharing": "core_sharing",
 }
 """Options without a value that turn a field of the engine off."""
 
 _SWITCHES_SAY = {
     "enable_prefix_caching": "never reuse the KV of an equal prefix",
     "async_scheduling": "plan each step only when the one before it has ended",
+    "core_sharing": "keep to the threads of a rank, though other ranks of this host be idle",
 }
 
 

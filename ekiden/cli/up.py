@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from ekiden.cli.options import (
 from ekiden.cli.room import check_room
 from ekiden.cli.serve import name_of
 from ekiden.core.config import EngineConfig, GatewayConfig, ServiceConfig
+from ekiden.core.cores import usable_cores
 from ekiden.core.errors import SetupError
 from ekiden.rpc.listening import check_address
 from ekiden.service.supervisor import Child, ChildDied, NotReady, Supervisor
@@ -148,20 +148,14 @@ def engine_of_all(args: argparse.Namespace, model_dir: Path) -> EngineConfig:
 
 
 def threads_for(pools: Sequence[Pool], cores: int) -> int:
-    """Threads of a rank when all replicas share this machine.
+    """Threads of a rank when all replicas share this machine and all compute.
 
     A replica that took all cores for itself, as it does by default, would leave its threads waiting
-    for one another: five times slower where another process is busy.
+    for one another: five times slower where another process is busy. What the others leave idle,
+    native kernels take by themselves.
     """
     ranks = sum(pool.size * pool.tp * pool.pp for pool in pools)
     return max(1, cores // ranks)
-
-
-def usable_cores() -> int:
-    """Cores this process may use, where the system tells; else all there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 from ekiden.cache.layout import KvLayout
 from ekiden.core.config import EngineConfig
+from ekiden.core.cores import usable_cores
 from ekiden.core.errors import SetupError
 from ekiden.engine.cuda_memory import CardMemory, probe
 from ekiden.engine.memory import forecast
@@ -90,8 +90,4 @@ def resolve_threads(config: EngineConfig, ranks: int) -> int:
     """Compute threads of each rank: ``threads_per_rank``, or an equal share of the cores."""
     if config.threads_per_rank:
         return config.threads_per_rank
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, cores // ranks)
+    return max(1, usable_cores() // ranks)

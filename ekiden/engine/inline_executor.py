@@ -9,6 +9,8 @@ import queue
 from collections.abc import Callable
 from threading import Thread
 
+import torch
+
 from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
@@ -21,6 +23,7 @@ from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.port import PortFactory
 from ekiden.engine.rank import Rank, open_rank
 from ekiden.engine.wire import Tokens
+from ekiden.layers.backends.choose import Threads
 from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout
 from ekiden.parallel.local import local_meshes
@@ -46,7 +49,8 @@ class InlineExecutor:
     ) -> None:
         """Load the model and wait until every rank is ready.
 
-        ``threads_per_rank`` is left to the caller: it is a setting of the whole process.
+        Each rank computes with as many threads as torch has been told; ``threads_per_rank`` is
+        left to the caller, since that is a setting of the whole process.
 
         Raises:
             SetupError: the configuration or the checkpoint cannot work.
@@ -62,6 +66,8 @@ class InlineExecutor:
         self._has_port = port is not None
         self._closed = False
 
+        threads = Threads(share=(n := torch.get_num_threads()), most=n)
+
         def open_one(mesh: Mesh) -> Rank:
             return open_rank(
                 config,
@@ -69,6 +75,7 @@ class InlineExecutor:
                 mesh=mesh,
                 layout=self._layout,
                 num_blocks=self._num_blocks,
+                threads=threads,
                 port_factory=port,
                 port_options=port_options,
                 epoch=epoch,

@@ -17,6 +17,7 @@ from ekiden.engine.heap import returning_freed_blocks
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.port import KvPort, PortContext, PortFactory
 from ekiden.engine.runner import Runner
+from ekiden.layers.backends.choose import Threads
 from ekiden.models.config import ModelConfig
 from ekiden.models.registry import load_model
 from ekiden.parallel.mesh import Mesh
@@ -64,6 +65,7 @@ def open_rank(
     mesh: Mesh,
     layout: KvLayout,
     num_blocks: int,
+    threads: Threads,
     port_factory: PortFactory | None,
     port_options: bytes,
     epoch: int,
@@ -77,7 +79,7 @@ def open_rank(
     """
     device = rank_device(config.device, mesh.rank)
     with returning_freed_blocks():
-        loaded = load_model(model, config, mesh, device, progress)
+        loaded = load_model(model, config, mesh, device, progress, threads=threads)
     cache = _allocate(layout, mesh.rank, num_blocks, device)
     port = None
     if port_factory is not None:

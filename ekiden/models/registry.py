@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from ekiden.core.config import EngineConfig
+    from ekiden.layers.backends.choose import Threads
     from ekiden.layers.batch import ForwardBatch
     from ekiden.layers.ops import Ops
     from ekiden.models.config import ModelConfig
@@ -55,11 +56,13 @@ def load_model(
     device: torch.device | str,
     progress: Progress | None = None,
     ops: Ops | None = None,
+    threads: Threads | None = None,
 ) -> Model:
     """Read this rank's slices of the checkpoint in ``config.model_dir``.
 
-    ``ops`` are the kernels to make ready for, those of ``config.kernels`` if None. On the device
-    ``meta`` nothing is read, and the model has the shapes of its weights without their numbers.
+    ``ops`` are the kernels to make ready for, those of ``config.kernels`` on ``threads`` if None.
+    On the device ``meta`` nothing is read, and the model has the shapes of its weights without
+    their numbers.
     ``progress(done, total)`` is called after every tensor, in bytes of what the stage needs.
 
     Raises:
@@ -84,7 +87,7 @@ def load_model(
         progress=progress,
         form=choose_form(model.quantization, config.quantization),
     )
-    chosen = ops or choose_ops(config.kernels, target, dtype)
+    chosen = ops or choose_ops(config.kernels, target, dtype, threads)
     site = Site(source=source, tp=mesh.tp, ops=chosen, device=target)
     loaded = family.load_stage(model, config, mesh, site, dtype)
     source.finish()

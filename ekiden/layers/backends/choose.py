@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -19,8 +20,22 @@ LEAST_CAPABILITY = (8, 0)
 """CUDA devices from here on have the bfloat16 products that the Triton kernels need."""
 
 
-def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
+@dataclass(frozen=True, kw_only=True)
+class Threads:
+    """How many threads of the CPU a rank computes with."""
+
+    share: int = 1
+    """Always its own."""
+    most: int = 1
+    """With those that other ranks of this host leave idle: native kernels use them."""
+
+
+def choose_ops(
+    kernels: str, device: torch.device, dtype: torch.dtype, threads: Threads | None = None
+) -> Ops:
     """``--kernels``: torch, native, triton, or ``auto`` for the fastest on ``device``.
+
+    ``threads`` are one if None.
 
     Raises:
         SetupError: kernels that this device, or this machine, cannot run.
@@ -36,7 +51,7 @@ def choose_ops(kernels: str, device: torch.device, dtype: torch.dtype) -> Ops:
         logger.warning("kernels of %s are plain torch's, not triton: %s", device, lacking)
     if wants_native(kernels, device.type):
         try:
-            return _native(device, dtype)
+            return _native(device, dtype, threads or Threads())
         except NativeUnavailable as error:
             if kernels == "native":
                 raise SetupError(f"--kernels native cannot run: {error}") from error
@@ -71,17 +86,17 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Ops:
     return TritonOps(device)
 
 
-def _native(device: torch.device, dtype: torch.dtype) -> Ops:
-    """As many threads as torch computed with, which from here on has one.
-
-    What is left to torch is small, and each use of its team leaves threads that spin for
-    milliseconds on the cores that these kernels want.
-    """
+def _native(device: torch.device, dtype: torch.dtype, threads: Threads) -> Ops:
     if device.type != "cpu":
         raise NativeUnavailable(f"they need --device cpu, not {device}")
+    from ekiden.layers.backends.native.cores import take_seat
     from ekiden.layers.backends.native.ops import NativeOps
 
-    ops = NativeOps(dtype, torch.get_num_threads())
+    seat = take_seat(threads.share) if threads.most > threads.share else None
+    ops = NativeOps(dtype, threads.most if seat else threads.share, seat)
+    # What is left to torch is small, and each use of its team leaves threads that spin for
+    # milliseconds on the cores that these kernels want.
     torch.set_num_threads(1)
-    logger.info("kernels of %s in %s: native, %d threads", device, dtype, ops.pool.threads)
+    borrowed = f", up to {threads.most} while other ranks are idle" if seat else ""
+    logger.info("kernels of %s in %s: native, %d threads%s", device, dtype, threads.share, borrowed)
     return ops

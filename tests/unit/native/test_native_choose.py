@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ekiden.core.errors import SetupError
-from ekiden.layers.backends.choose import choose_ops
+from ekiden.layers.backends.choose import Threads, choose_ops
 from ekiden.layers.backends.native import build
 from ekiden.layers.backends.native.ops import NativeOps
 from ekiden.layers.backends.torch_ops import TorchOps
@@ -21,17 +21,33 @@ CPU = torch.device("cpu")
 
 @needs_native
 @pytest.mark.parametrize("kernels", ["auto", "native"])
-def test_a_cpu_that_can_run_them_gets_native_kernels_on_torch_s_threads(kernels: str) -> None:
+def test_a_cpu_that_can_run_them_gets_native_kernels_on_its_threads(kernels: str) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        ops = choose_ops(kernels, CPU, torch.bfloat16)
+        ops = choose_ops(kernels, CPU, torch.bfloat16, Threads(share=3, most=3))
         assert isinstance(ops, NativeOps)
         assert ops.dtype == torch.bfloat16
-        assert ops.pool.threads == 2
+        assert (ops.pool.threads, ops.pool.seat) == (3, None)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+@needs_native
+def test_a_rank_that_may_borrow_has_a_seat_and_threads_for_every_core(monkeypatch, tmp_path):
+    monkeypatch.setattr("ekiden.layers.backends.native.cores.SHARED_MEMORY", tmp_path)
+    ops = choose_ops("native", CPU, torch.float32, Threads(share=1, most=3))
+    assert ops.pool.threads == 3
+    assert ops.pool.seat.row.share == 1
+
+
+@needs_native
+def test_a_rank_that_gets_no_seat_keeps_to_its_share(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("ekiden.layers.backends.native.cores.SHARED_MEMORY", tmp_path / "none")
+    ops = choose_ops("native", CPU, torch.float32, Threads(share=1, most=3))
+    assert (ops.pool.threads, ops.pool.seat) == (1, None)
+    assert "cores are not shared with other ranks of this host" in caplog.text
 
 
 def test_plain_torch_can_be_asked_for() -> None:
@@ -49,7 +65,7 @@ def test_float16_is_left_to_torch_and_the_log_says_why(caplog: pytest.LogCapture
 def test_a_machine_without_a_compiler_is_left_to_torch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(threads: int) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise build.NativeUnavailable("g++ cannot be run: no such file")
 
     monkeypatch.setattr("ekiden.layers.backends.native.ops.Pool", refuse)

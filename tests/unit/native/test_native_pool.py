@@ -14,6 +14,9 @@ from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native import build
 from ekiden.layers.backends.native.library import KernelError, KernelFailed, Kind, Op, Pool
 from ekiden.layers.backends.native.packed import linear_op, pack_dense
+from tests.unit.native.native_rig import needs_native
+
+pytestmark = needs_native
 
 WIDTH = 256
 HEADER = Path(build.__file__).with_name("src") / "ekiden.h"

@@ -13,6 +13,7 @@ import torch
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native.build import NativeUnavailable, library_file
+from ekiden.layers.backends.native.cores import SEAT_BYTES, Seat
 
 if TYPE_CHECKING:
     from ctypes import Array
@@ -79,12 +80,14 @@ class Op(ctypes.Structure):
 
 
 SIGNATURES: dict[str, tuple[type[Any] | None, list[type[Any]]]] = {
-    "ekiden_pool_create": (c_void_p, [c_int32, c_int64]),
+    "ekiden_pool_create": (c_void_p, [c_int32, c_int64, c_void_p, c_int32, c_int32]),
     "ekiden_pool_destroy": (None, [c_void_p]),
     "ekiden_run": (c_int32, [c_void_p, POINTER(Op), c_int64, POINTER(c_int64)]),
+    "ekiden_team": (c_int32, [c_void_p]),
     "ekiden_times": (None, [c_void_p, POINTER(c_int64)]),
     "ekiden_op_bytes": (c_int64, []),
     "ekiden_kinds": (c_int64, []),
+    "ekiden_seat_bytes": (c_int64, []),
     "ekiden_pack_dense": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32]),
     "ekiden_quantised_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_int32]),
     "ekiden_pack_quantised": (None, [c_void_p] * 4 + [c_int64] * 4),
@@ -106,8 +109,8 @@ def load() -> ctypes.CDLL:
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    seen = library.ekiden_op_bytes(), library.ekiden_kinds()
-    if seen != (ctypes.sizeof(Op), len(Kind)):
+    seen = library.ekiden_op_bytes(), library.ekiden_kinds(), library.ekiden_seat_bytes()
+    if seen != (ctypes.sizeof(Op), len(Kind), SEAT_BYTES):
         raise InvariantBroken(f"ekiden.h and library.py differ: {seen}")
     return library
 
@@ -118,8 +121,9 @@ class Pool:
     One list runs at a time: a second caller waits for the first. Not usable after a fork.
     """
 
-    def __init__(self, threads: int, *, spin_us: float = SPIN_US) -> None:
-        """A team of ``threads``, the caller counted.
+    def __init__(self, threads: int, *, seat: Seat | None = None, spin_us: float = SPIN_US) -> None:
+        """A team of ``threads``, the caller counted: with a ``seat`` the most that ever compute,
+        of which those that others on this host leave idle do, and the seat's share always.
 
         Raises:
             ValueError: no threads.
@@ -129,7 +133,14 @@ class Pool:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self._library = load()
         self.threads = threads
-        self._pool = self._library.ekiden_pool_create(threads, int(spin_us * 1000))
+        self.seat = seat
+        self._pool = self._library.ekiden_pool_create(
+            threads,
+            int(spin_us * 1000),
+            seat.address if seat else None,
+            seat.count if seat else 0,
+            seat.number if seat else 0,
+        )
         if not self._pool:
             raise NativeUnavailable(f"{threads} threads and their scratch memory cannot be had")
         self.close = weakref.finalize(self, self._library.ekiden_pool_destroy, self._pool)
@@ -148,6 +159,11 @@ class Pool:
         code = self._library.ekiden_run(self._pool, ops, count, failed)
         if code:
             raise KernelFailed(_name(ops, failed.value), failed.value, code)
+
+    @property
+    def team(self) -> int:
+        """Threads that the last operation ran on, the caller counted."""
+        return int(self._library.ekiden_team(self._pool))
 
     def seconds(self) -> dict[Kind, float]:
         """Time spent in each kind of operation since the start, waits for threads included."""

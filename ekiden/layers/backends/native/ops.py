@@ -16,6 +16,7 @@ from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native import operations, packed
 from ekiden.layers.backends.native.arena import Arena
 from ekiden.layers.backends.native.build import NativeUnavailable
+from ekiden.layers.backends.native.cores import Seat
 from ekiden.layers.backends.native.library import DTYPES, Op, Pool
 from ekiden.layers.backends.native.tape import Outputs, Tape, run
 from ekiden.layers.batch import ForwardBatch
@@ -36,12 +37,12 @@ class NativeOps:
 
     name = "native"
 
-    def __init__(self, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, dtype: torch.dtype, threads: int, seat: Seat | None = None) -> None:
         """Raises NativeUnavailable where the kernels cannot be had, or not for ``dtype``."""
         if dtype not in DTYPES:
             raise NativeUnavailable(f"they compute in float32 and bfloat16, not {dtype}")
         self.dtype = dtype
-        self.pool = Pool(threads)
+        self.pool = Pool(threads, seat=seat)
         self._eager = Arena()
         self._between = Arena()
         self._tape: Tape | None = None

@@ -3,6 +3,9 @@
 // The calling thread is thread 0. The others wait for work and for each other at gates: spin for a
 // bounded time, since the next operation is microseconds away, then sleep, since threads may
 // outnumber cores.
+//
+// Where ranks of one host share its cores (cores.h), a list starts with as many threads as there
+// are cores that nobody else computes on, and gives threads back between two operations.
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -12,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -19,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "ekiden.h"
 
 namespace ekiden {
@@ -28,6 +33,9 @@ using Clock = std::chrono::steady_clock;
 
 const Kernel kernels[kKinds] = {linear, quantised_linear, norm,  add_norm,  gated,
                                 rotate_store, attend,     embed, all_reduce};
+
+// Pauses that a list waits for a thread that is on its way home: about as long as one sleeps.
+constexpr int kTries = 5000;
 
 std::atomic<uint32_t> forks{0};
 
@@ -129,17 +137,14 @@ class Cores {
 
 class Pool {
  public:
-  Pool(int threads, std::chrono::nanoseconds spin)
-      : threads_(threads),
+  Pool(int threads, std::chrono::nanoseconds spin, const CoreShare& share)
+      : most_(threads),
+        share_(share),
         cores_(threads),
-        work_(spin),
         meet_(spin),
         shared_(kSharedBytes),
         forks_(forks.load()) {
-    for (int i = 0; i < threads; ++i) {
-      scratch_.push_back(std::make_unique<Mapping>(kScratchBytes));
-      members_.push_back(std::make_unique<Member>(*this, i));
-    }
+    for (int i = 0; i < threads; ++i) members_.push_back(std::make_unique<Member>(*this, i, spin));
     for (int i = 1; i < threads; ++i) start_worker(i);
   }
 
@@ -156,15 +161,19 @@ class Pool {
     const std::lock_guard<std::mutex> one_list_at_a_time(mutex_);
     list_ = {ops, count, list_.error == &errors_[0] ? &errors_[1] : &errors_[0]};
     list_.error->store(0);
-    if (threads_ > 1) {
-      cores_.spread(workers_);
-      work_.advance();
-    }
-    run_as(0, list_);
+    share_.work(Clock::now());
+    team_ = gather();
+    if (team_ > 1) cores_.spread(workers_);
+    for (int i = 1, invited = team_; i < invited; ++i) members_[i]->work.advance();
+    run_as(*members_[0], list_);
+    share_.rest();
     const uint64_t error = list_.error->load();
     *failed = static_cast<int64_t>(error >> 32) - 1;
     return static_cast<int>(error & 0xffffffff);
   }
+
+  // Threads that the last operation ran on.
+  int team() const { return team_; }
 
   // Nanoseconds that thread 0 spent in each kind, the wait for the others included.
   void times(int64_t* ns) const {
@@ -179,15 +188,31 @@ class Pool {
   };
 
   struct Member final : Team {
-    Member(Pool& owner, int index) : pool(owner) {
+    Member(Pool& owner, int index, std::chrono::nanoseconds spin)
+        : pool(owner), work(spin), memory(kScratchBytes) {
       thread = index;
-      threads = owner.threads_;
-      scratch = owner.scratch_[index]->start();
+      scratch = memory.start();
       shared = owner.shared_.start();
     }
-    void barrier() override { pool.meet(); }
+    void barrier() override { pool.meet(threads); }
     Pool& pool;
+    Gate work;
+    std::atomic<bool> home{true};  // has nothing to do with any list
+    Mapping memory;
   };
+
+  // Threads for the next list: as many as may compute now, less those that are not back yet from
+  // the list before, for the system may have put them aside.
+  int gather() {
+    const int wanted = share_.threads(most_);
+    for (int i = 1; i < wanted; ++i) {
+      Member& member = *members_[i];
+      for (int tries = 0; !member.home.load() && tries < kTries; ++tries) _mm_pause();
+      if (!member.home.load()) return i;
+      member.home.store(false);
+    }
+    return wanted;
+  }
 
   void start_worker(int index) {
     // Signals are for the threads that know what to do with them.
@@ -206,31 +231,42 @@ class Pool {
 
   void end_workers() {
     stopping_ = true;
-    work_.advance();
+    for (auto& member : members_) member->work.advance();
     for (auto& worker : workers_) worker.join();
   }
 
   void work(int index) {
     pthread_setname_np(pthread_self(), "ekiden-kernels");
+    Member& self = *members_[index];
     for (uint32_t seen = 0;; ++seen) {
-      work_.wait_past(seen);
+      self.work.wait_past(seen);
       if (stopping_) return;
-      run_as(index, list_);
+      run_as(self, list_);
+      self.home.store(true);
     }
   }
 
   // A thread that leaves the last barrier late looks at its own list still, while the next one is
-  // set up: hence a copy, and an error that only every other list uses.
-  void run_as(int index, const List list) {
+  // set up: hence a copy, and an error that only every other list uses. A thread that the team
+  // shrank by reads a team_ that does not hold it, however late: it is not asked again before it is
+  // home.
+  void run_as(Member& self, const List list) {
+    self.threads = team_;
     for (int64_t i = 0; i < list.count; ++i) {
       const auto start = Clock::now();
-      const int error = run_one(list.ops[i], *members_[index]);
+      const int error = run_one(list.ops[i], self);
       if (error != kOk) fail(list, i, error);
-      meet();
+      end_operation(self.threads);
       // An error of a later operation may be there already; its turn comes.
       const uint64_t failed = list.error->load();
       if (failed != 0 && static_cast<int64_t>(failed >> 32) - 1 <= i) return;
-      if (index == 0) ns_[list.ops[i].kind] += (Clock::now() - start).count();
+      if (self.thread == 0) {
+        const auto now = Clock::now();
+        ns_[list.ops[i].kind] += (now - start).count();
+        share_.work(now);
+      }
+      self.threads = team_;
+      if (self.thread >= self.threads) return;
     }
   }
 
@@ -244,30 +280,43 @@ class Pool {
     list.error->compare_exchange_strong(none, (uint64_t(index) + 1) << 32 | uint32_t(error));
   }
 
+  // Whoever comes last decides with how many the list goes on: fewer, when others want their cores.
+  void end_operation(int threads) {
+    meet(threads, [this, threads] {
+      if (threads > share_.own()) team_ = std::min(threads, share_.threads(most_));
+    });
+  }
+
+  void meet(int threads) {
+    meet(threads, [] {});
+  }
+
   // Without a deadline: only a thread that still computes keeps the others, and its memory is ours.
-  void meet() {
-    if (threads_ == 1) return;
+  template <typename Last>
+  void meet(int threads, Last last) {
+    if (threads == 1) return;
     const uint32_t seen = meet_.count();
-    if (arrived_.fetch_add(1) + 1 == threads_) {
+    if (arrived_.fetch_add(1) + 1 == threads) {
       arrived_.store(0);
+      last();
       meet_.advance();
     } else {
       meet_.wait_past(seen);
     }
   }
 
-  const int threads_;
+  const int most_;
+  CoreShare share_;
   Cores cores_;
-  Gate work_;
   Gate meet_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint64_t> errors_[2] = {};
   std::atomic<bool> stopping_{false};
+  std::atomic<int> team_{1};
   List list_ = {nullptr, 0, nullptr};
   int64_t ns_[kKinds] = {};
   std::mutex mutex_;
   Mapping shared_;
-  std::vector<std::unique_ptr<Mapping>> scratch_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<std::thread> workers_;
   const uint32_t forks_;
@@ -276,13 +325,16 @@ class Pool {
 }  // namespace
 }  // namespace ekiden
 
-// Null when threads or memory cannot be had.
-EKIDEN_API void* ekiden_pool_create(int32_t threads, int64_t spin_ns) {
+// `seats` is null where cores are not shared; else this pool has seat `own` of `count`. Null when
+// threads or memory cannot be had.
+EKIDEN_API void* ekiden_pool_create(int32_t threads, int64_t spin_ns, void* seats, int32_t count,
+                                    int32_t own) {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { ekiden::forks.fetch_add(1); });
   if (threads < 1 || registered != 0) return nullptr;
   try {
-    return new ekiden::Pool(threads, std::chrono::nanoseconds(spin_ns));
+    const ekiden::CoreShare share(static_cast<ekiden::Seat*>(seats), count, own, threads);
+    return new ekiden::Pool(threads, std::chrono::nanoseconds(spin_ns), share);
   } catch (...) {
     return nullptr;
   }
@@ -304,6 +356,9 @@ EKIDEN_API void ekiden_times(void* pool, int64_t* ns) {
   static_cast<ekiden::Pool*>(pool)->times(ns);
 }
 
+EKIDEN_API int32_t ekiden_team(void* pool) { return static_cast<ekiden::Pool*>(pool)->team(); }
+
 // What library.py compares with its own view.
 EKIDEN_API int64_t ekiden_op_bytes() { return sizeof(ekiden::Op); }
 EKIDEN_API int64_t ekiden_kinds() { return ekiden::kKinds; }
+EKIDEN_API int64_t ekiden_seat_bytes() { return sizeof(ekiden::Seat); }
