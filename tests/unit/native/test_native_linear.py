@@ -69,14 +69,25 @@ def test_a_row_does_not_depend_on_the_batch_or_the_threads(pools, dtype, outputs
             assert torch.equal(made(pool, packed, x[:rows]), one_by_one[:rows]), f"{rows} rows"
 
 
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(500, 70, 40), (1000, 33, 4500)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_rows_are_computed_in_chunks_and_stay_the_same(pools, dtype):
-    # 192 rows are interleaved at once; 500 take three turns of 166 and 167.
-    weight, x = random(1, 70, 40).to(dtype), random(2, 500, 40).to(dtype)
+def test_many_rows_are_computed_in_chunks_and_stay_the_same(pools, dtype, rows, outputs, inputs):
+    # 500 rows are 3 chunks of a load; of 4,500 inputs, a load has 932 rows in bfloat16, 466 in
+    # float32, and a chunk's sums rest in memory between two blocks of steps.
+    weight, x = random(1, outputs, inputs).to(dtype), random(2, rows, inputs).to(dtype)
     packed = pack_dense(weight)
-    whole = [made(pool, packed, x) for pool in pools]
     parts = torch.cat([made(pools[0], packed, part) for part in x.split(100)])
-    assert all(torch.equal(y, parts) for y in whole)
+    assert all(torch.equal(made(pool, packed, x), parts) for pool in pools)
+
+
+def test_every_operation_of_a_list_deals_all_its_work(pools):
+    # The counters by which threads take turns are used again by the next operation.
+    packed, x = pack_dense(random(1, 100, 64)), random(2, 40, 64)
+    expected = made(pools[0], packed, x)
+    for pool in pools:
+        outputs = [torch.full((40, 100), 1e30) for _ in range(20)]
+        pool.run((Op * 20)(*(linear_op(packed, x, y) for y in outputs)))
+        assert all(torch.equal(y, expected) for y in outputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

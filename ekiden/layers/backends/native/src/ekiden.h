@@ -48,6 +48,8 @@ enum Error : int32_t {
 // Address space for scratch, in bytes: a page is real once it is touched.
 constexpr int64_t kScratchBytes = int64_t{64} << 20;
 constexpr int64_t kSharedBytes = int64_t{256} << 20;
+// What an operation may use of it; behind lie the counters of turns.h.
+constexpr int64_t kSharedRoom = kSharedBytes - 128;
 
 // One thread's view of the team.
 class Team {
@@ -57,7 +59,7 @@ class Team {
   int threads = 1;
   // Memory for one operation, aligned to a page; what it holds at first means nothing.
   char* scratch = nullptr;  // this thread's own, kScratchBytes
-  char* shared = nullptr;   // the same for every thread, kSharedBytes
+  char* shared = nullptr;   // the same for every thread, kSharedRoom
   // Until every thread of the team is here; what they wrote before is visible after.
   virtual void barrier() = 0;
 };

@@ -130,7 +130,7 @@ class Division {
   }
 
   // Bytes of shared memory for the chunks that others compute of one thread's last item.
-  static int64_t room(int threads) { return kSharedBytes / threads / 64 * 64; }
+  static int64_t room(int threads) { return kSharedRoom / threads / 64 * 64; }
 
   // The thread that has an item's first chunk.
   int owner(int64_t before) const {

@@ -3,13 +3,13 @@
 // p: 0 x, 1 panels (pack.cpp), 2 y, 3 bias float32 [N] or null, 4 scale float32 [N] or null.
 // n: 0 M, 1 N, 2 K, 3 elements from row to row of x, 4 of y, 5 whether y is float32.
 //
-// A panel of weights is read from memory once, and from the cache for every strip of 12 rows but
-// the first. An output is summed in float32 along k in one chain, whatever M and the threads are.
+// A panel of weights is read from memory once for a chunk of rows, and from the cache for every
+// strip of 12 but the first. An output is summed in float32 along k in one chain, whatever M and the threads are.
 #include <algorithm>
 #include <utility>
 
 #include "interleave.h"
-#include "strips.h"
+#include "loads.h"
 
 namespace ekiden {
 namespace {
@@ -18,8 +18,6 @@ namespace {
 constexpr int64_t kStripRows = 12;
 // Steps along k between which the sums rest in memory, so that the weights between stay in L2.
 constexpr int64_t kBlockSteps = 2048;
-// Rows whose interleaved form is held at once: little enough to stay near, in L2 or L3.
-constexpr int64_t kChunkRows = 16 * kStripRows;
 constexpr int64_t kStripSums = kStripRows * kPanel;
 constexpr int64_t kSumsBytes = kChunkRows / kStripRows * kStripSums * 4;
 
@@ -68,81 +66,75 @@ void multiply_rows(const Tile& tile, int64_t rows, std::integer_sequence<int, kR
   table[rows - 1](tile);
 }
 
-// One chunk of rows, from `row` on, whose strips lie interleaved at `x`.
 template <class D, class Out>
-class Chunk {
+class Linear {
  public:
-  Chunk(const Op& op, int64_t row, const Strips& strips, const uint32_t* x, float* sums)
-      : op_(op), row_(row), strips_(strips), x_(x), sums_(sums),
-        steps_(ceil_div(op.n[2], D::kPack)), panels_(ceil_div(op.n[1], kPanel)) {}
+  Linear(const Op& op, Team& team)
+      : op_(op), team_(team), sums_(reinterpret_cast<float*>(team.scratch)),
+        steps_(ceil_div(op.n[2], D::kPack)) {}
 
-  void run(const Team& team) const {
-    deal(panels_, strips_, team, [this](int64_t panel, int64_t begin, int64_t end) {
-      run_panel(panel, begin, end);
-    });
+  void run() const {
+    by_loads(
+        op_.n[0], ceil_div(op_.n[1], kPanel), kStripRows, steps_, team_.scratch + kSumsBytes, team_,
+        [this](const Load& load, int64_t strip) { prepare(load, strip); },
+        [this](const Load& load, const Piece& piece) { multiply_piece(load, piece); });
   }
 
  private:
-  void run_panel(int64_t panel, int64_t begin, int64_t end) const {
-    const char* weights = static_cast<const char*>(op_.p[1]) + panel * steps_ * kStepBytes;
-    const bool whole = steps_ <= kBlockSteps;
-    for (int64_t step = 0; step < steps_; step += kBlockSteps) {
-      const int64_t steps = std::min(kBlockSteps, steps_ - step);
-      for (int64_t strip = begin; strip < end; ++strip) {
-        const int64_t rows = strips_.size(strip), row = strips_.begin(strip);
-        Tile tile{x_ + row * steps_ + step * rows,
-                  weights + step * kStepBytes,
-                  steps,
-                  sums_ + (whole ? 0 : (strip - begin) * kStripSums),
-                  step == 0,
-                  nullptr,
-                  kStepBytes / (end - begin)};
-        tile.ahead = tile.panel + (end - begin == 1 ? lead(rows)
-                                                    : steps * kStepBytes +
-                                                          (strip - begin) * steps * tile.ahead_bytes);
-        multiply_rows<D>(tile, rows, std::make_integer_sequence<int, kStripRows>());
-        if (step + steps == steps_) finish<Out>(op_, static_cast<const float*>(op_.p[4]), tile.sums, row_ + row, rows, panel);
-      }
+  void prepare(const Load& load, int64_t strip) const {
+    const auto* x = static_cast<const typename D::Element*>(op_.p[0]);
+    const int64_t row = load.row + load.strips.begin(strip);
+    interleave<D>(x + row * op_.n[3], op_.n[3], load.strips.size(strip), op_.n[2],
+                  load.strip(strip));
+  }
+
+  const char* weights(int64_t panel, int64_t step) const {
+    return static_cast<const char*>(op_.p[1]) + (panel * steps_ + step) * kStepBytes;
+  }
+
+  void multiply_piece(const Load& load, const Piece& piece) const {
+    for (int64_t step = 0; step < steps_; step += kBlockSteps)
+      multiply_block(load, piece, step, std::min(kBlockSteps, steps_ - step));
+  }
+
+  // Steps [step, step + steps) of all strips, each of which fetches its part of the next block.
+  void multiply_block(const Load& load, const Piece& piece, int64_t step, int64_t steps) const {
+    const bool whole = steps == steps_, last = step + steps == steps_;
+    const int64_t strips = piece.end - piece.begin;
+    const char* next = last ? weights(piece.next, 0) : weights(piece.panel, step + steps);
+    for (int64_t i = 0; i < strips; ++i) {
+      const int64_t strip = piece.begin + i, rows = load.strips.size(strip);
+      Tile tile{load.strip(strip) + step * rows,
+                weights(piece.panel, step),
+                steps,
+                sums_ + (whole ? 0 : i * kStripSums),
+                step == 0,
+                next + i * steps * (kStepBytes / strips),
+                kStepBytes / strips};
+      if (strips == 1) tile.ahead = tile.panel + lead(rows);
+      multiply_rows<D>(tile, rows, std::make_integer_sequence<int, kStripRows>());
+      if (!last) continue;
+      finish<Out>(op_, static_cast<const float*>(op_.p[4]), tile.sums,
+                  load.row + load.strips.begin(strip), rows, piece.panel);
     }
   }
 
   const Op& op_;
-  const int64_t row_;
-  const Strips& strips_;
-  const uint32_t* x_;
+  Team& team_;
   float* sums_;
-  const int64_t steps_, panels_;
+  const int64_t steps_;
 };
 
 template <class D, class Out>
 void run(const Op& op, Team& team) {
-  const auto* x = static_cast<const typename D::Element*>(op.p[0]);
-  const int64_t steps = ceil_div(op.n[2], D::kPack);
-  float* sums = reinterpret_cast<float*>(team.scratch);
-  const Strips chunks(op.n[0], kChunkRows);
-  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-    const int64_t row = chunks.begin(chunk);
-    const Strips strips(chunks.size(chunk), kStripRows);
-    // One strip is quicker made by every thread for itself than waited for.
-    const bool alone = strips.count == 1;
-    auto* words = reinterpret_cast<uint32_t*>(alone ? team.scratch + kSumsBytes : team.shared);
-    const Share share(strips.count, team);
-    for (int64_t strip = alone ? 0 : share.begin; strip < (alone ? 1 : share.end); ++strip) {
-      const int64_t begin = strips.begin(strip);
-      interleave<D>(x + (row + begin) * op.n[3], op.n[3], strips.size(strip), op.n[2],
-                    words + begin * steps);
-    }
-    if (!alone) team.barrier();
-    Chunk<D, Out>(op, row, strips, words, sums).run(team);
-    if (chunk + 1 < chunks.count) team.barrier();
-  }
+  Linear<D, Out>(op, team).run();
 }
 
 }  // namespace
 
 int linear(const Op& op, Team& team) {
   if (!fits(op)) return kBadArgument;
-  if (op.n[2] * 4 > kSharedBytes / kChunkRows) return kNoRoom;
+  if (!fits_shared(op.n[2])) return kNoRoom;
   if (op.dtype == kFloat32)
     run<Float, Float>(op, team);
   else if (op.n[5])

@@ -10,8 +10,8 @@
 #include <cfloat>
 #include <utility>
 
+#include "loads.h"
 #include "quantised.h"
-#include "strips.h"
 
 // Sums stay in registers only where nothing is called with them.
 #define EKIDEN_INLINE inline __attribute__((always_inline))
@@ -21,8 +21,6 @@ namespace {
 
 // A row takes four registers of sums: 24 of 32.
 constexpr int64_t kStripRows = 6;
-// Rows whose quantised form is held at once: little enough to stay near, in L2 or L3.
-constexpr int64_t kChunkRows = 32 * kStripRows;
 constexpr float kLargest = 32512.0f;  // 256 * 127
 
 // Words of one row's quantised form: a scale and a sum a group, hi and lo of each four inputs.
@@ -176,47 +174,37 @@ void multiply_rows(const Tile& tile, const QuantisedLayout& layout, int64_t rows
   (layout.bits == 4 ? of_4 : of_8)[rows - 1](tile, layout);
 }
 
-// The rows of a chunk, from `row` on, whose quantised strips lie at `words`.
 template <class Out>
-void run_chunk(const Op& op, const QuantisedLayout& layout, int64_t row, const Strips& strips,
-               const uint32_t* words, const Team& team) {
-  auto* sums = reinterpret_cast<float*>(team.scratch);
-  const int64_t bytes = layout.panel_bytes();
-  deal(ceil_div(op.n[1], kPanel), strips, team, [&](int64_t panel, int64_t begin, int64_t end) {
-    const char* weights = static_cast<const char*>(op.p[1]) + panel * bytes;
-    for (int64_t strip = begin; strip < end; ++strip) {
-      const int64_t rows = strips.size(strip), at = strips.begin(strip);
-      const int64_t part = bytes / (end - begin) * (strip - begin);
-      multiply_rows({words + at * row_words(layout), weights, sums,
-                     weights + (end - begin == 1 ? lead(rows) : bytes + part),
-                     kStepBytes / (end - begin)},
-                    layout, rows, std::make_integer_sequence<int, kStripRows>());
-      finish<Out>(op, nullptr, sums, row + at, rows, panel);
-    }
-  });
+void multiply_piece(const Op& op, const QuantisedLayout& layout, const Load& load, const Piece& piece,
+                   float* sums) {
+  const int64_t bytes = layout.panel_bytes(), strips = piece.end - piece.begin;
+  const char* panels = static_cast<const char*>(op.p[1]);
+  for (int64_t i = 0; i < strips; ++i) {
+    const int64_t strip = piece.begin + i, rows = load.strips.size(strip);
+    const char* weights = panels + piece.panel * bytes;
+    const char* next = panels + piece.next * bytes + bytes / strips * i;
+    multiply_rows({load.strip(strip), weights, sums, strips == 1 ? weights + lead(rows) : next,
+                   kStepBytes / strips},
+                  layout, rows, std::make_integer_sequence<int, kStripRows>());
+    finish<Out>(op, nullptr, sums, load.row + load.strips.begin(strip), rows, piece.panel);
+  }
 }
 
 template <class D, class Out>
 void run(const Op& op, const QuantisedLayout& layout, Team& team) {
-  const auto* x = static_cast<const typename D::Element*>(op.p[0]);
-  const Strips chunks(op.n[0], kChunkRows);
-  for (int64_t chunk = 0; chunk < chunks.count; ++chunk) {
-    const int64_t row = chunks.begin(chunk);
-    const Strips strips(chunks.size(chunk), kStripRows);
-    // One strip is quicker made by every thread for itself than waited for.
-    const bool alone = strips.count == 1;
-    auto* words = reinterpret_cast<uint32_t*>(
-        alone ? team.scratch + kStripRows * kPanel * 4 : team.shared);
-    const Share share(strips.count, team);
-    for (int64_t strip = alone ? 0 : share.begin; strip < (alone ? 1 : share.end); ++strip) {
-      const int64_t begin = strips.begin(strip);
-      quantise<D>(x + (row + begin) * op.n[3], op.n[3], strips.size(strip), layout,
-                  words + begin * row_words(layout));
-    }
-    if (!alone) team.barrier();
-    run_chunk<Out>(op, layout, row, strips, words, team);
-    if (chunk + 1 < chunks.count) team.barrier();
-  }
+  auto* sums = reinterpret_cast<float*>(team.scratch);
+  by_loads(
+      op.n[0], ceil_div(op.n[1], kPanel), kStripRows, row_words(layout),
+      team.scratch + kStripRows * kPanel * 4, team,
+      [&](const Load& load, int64_t strip) {
+        const auto* x = static_cast<const typename D::Element*>(op.p[0]);
+        const int64_t row = load.row + load.strips.begin(strip);
+        quantise<D>(x + row * op.n[3], op.n[3], load.strips.size(strip), layout,
+                    load.strip(strip));
+      },
+      [&](const Load& load, const Piece& piece) {
+        multiply_piece<Out>(op, layout, load, piece, sums);
+      });
 }
 
 }  // namespace
@@ -224,7 +212,7 @@ void run(const Op& op, const QuantisedLayout& layout, Team& team) {
 int quantised_linear(const Op& op, Team& team) {
   const QuantisedLayout layout{op.n[2], op.n[7], op.n[6], op.n[8] != 0};
   if (!fits(op) || !layout.valid()) return kBadArgument;
-  if (row_words(layout) * 4 > kSharedBytes / kChunkRows) return kNoRoom;
+  if (!fits_shared(row_words(layout))) return kNoRoom;
   if (op.dtype == kFloat32)
     run<Float, Float>(op, layout, team);
   else if (op.n[5])

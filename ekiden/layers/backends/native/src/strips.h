@@ -1,4 +1,4 @@
-// What linears have in common: rows by strips, panels by threads, and the way out of float32.
+// What linears have in common: rows by strips, and the way out of float32.
 #pragma once
 #include <algorithm>
 
@@ -10,25 +10,13 @@ namespace ekiden {
 // One step of a panel: a word of 4 bytes for each output.
 constexpr int64_t kStepBytes = kPanel * 4;
 
-// Rows dealt to as few strips (or chunks) as hold them, equal to within one row.
+// Rows dealt to as few strips as hold them (or strips to chunks), equal to within one.
 struct Strips {
   int64_t rows, count;
   Strips(int64_t rows, int64_t most) : rows(rows), count(ceil_div(rows, most)) {}
   int64_t begin(int64_t strip) const { return rows * strip / count; }
   int64_t size(int64_t strip) const { return begin(strip + 1) - begin(strip); }
 };
-
-// This thread's part of all (panel, strip) pairs as run(panel, first strip, past the last).
-template <class Run>
-void deal(int64_t panels, const Strips& strips, const Team& team, Run run) {
-  const Share share(panels * strips.count, team);
-  for (int64_t item = share.begin; item < share.end;) {
-    const int64_t begin = item % strips.count;
-    const int64_t end = std::min(strips.count, begin + share.end - item);
-    run(item / strips.count, begin, end);
-    item += end - begin;
-  }
-}
 
 // How far before its use a weight is fetched when it is used once: what was fastest here. With
 // several strips, each fetches its part of what the next block of weights takes.
