@@ -3,6 +3,7 @@
 weights       counted on the model itself (``ekiden.models.held``)
 KV            blocks x bytes of a block on this rank
 activations   what one step of ``max_num_batched_tokens`` has alive at once, from shapes
+spare         what native kernels keep of steps of other lengths, for the next ones
 staging       what the KV port puts between the cache and the wire
 overhead      Python, torch and their libraries; the context of a CUDA device
 """
@@ -13,10 +14,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ekiden.cache.layout import DTYPE_BYTES, KvLayout
+from ekiden.cache.layout import KvLayout
 from ekiden.core.config import EngineConfig
+from ekiden.engine.activations import activation_bytes, spare_bytes
 from ekiden.models.config import ModelConfig
-from ekiden.parallel.split import even_split, head_split
 
 CPU_OVERHEAD = 260 << 20
 """Resident bytes of a rank process before it loads anything: measured, with the UCX transport."""
@@ -27,9 +28,6 @@ CUDA_OVERHEAD = 700 << 20
 SERVICE_OVERHEAD = 250 << 20
 """Resident bytes of the process that drives the ranks: engine, gRPC, tokenizer."""
 
-COLLECTIVE_SLOT = 4 << 20
-"""Most bytes of one rank's slot in the shared memory of a TP group; there are two a rank."""
-
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one rank, on the host or, with a CUDA device, on the card."""
@@ -37,19 +35,21 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
     weights: int
     kv_cache: int
     activations: int
+    spare: int
     staging: int
     overhead: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.activations + self.staging + self.overhead
+        return sum(msgspec.structs.astuple(self))
 
     def __str__(self) -> str:
+        spare = f"{show(self.spare)} spare + " if self.spare else ""
         staging = f"{show(self.staging)} staging + " if self.staging else ""
         return (
             f"{show(self.weights)} weights + {show(self.kv_cache)} KV + "
-            f"{show(self.activations)} activations + {staging}{show(self.overhead)} overhead "
-            f"= {show(self.total)}"
+            f"{show(self.activations)} activations + {spare}{staging}{show(self.overhead)} "
+            f"overhead = {show(self.total)}"
         )
 
 
@@ -80,6 +80,7 @@ def forecast(
             weights=weights[rank],
             kv_cache=num_blocks * layout.block_bytes(rank),
             activations=activation_bytes(model, config, layout, rank),
+            spare=spare_bytes(model, config, layout, rank),
             staging=staging if config.device == "cpu" else 0,
             overhead=overhead,
         )
@@ -93,7 +94,7 @@ def least_bytes(
     """What a CPU replica takes at least, service and all, told in a moment and without torch.
 
     ``weights`` are those of the whole model, each counted once. What is missing is what only the
-    model itself can tell: what ranks hold twice.
+    model itself can tell, what ranks hold twice, and spare memory, which fills step by step.
     """
     ranks = range(len(layout.ranks))
     kv = num_blocks * sum(layout.block_bytes(rank) for rank in ranks)
@@ -108,58 +109,6 @@ def _weights(model: ModelConfig, config: EngineConfig) -> tuple[int, ...]:
 
     meshes = local_meshes(config.tensor_parallel_size, config.pipeline_parallel_size)
     return tuple(held_bytes(model, config, mesh) for mesh in meshes)
-
-
-def activation_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
-    """Bytes alive at once in the largest step, at most: a layer's, the logits', shared memory's.
-
-    T tokens, C hidden, Q and E widths of the queries and of q, k, v together, I inner, V columns
-    of the logits, R rows of them.
-    """
-    place = layout.ranks[rank]
-    tp, width = layout.tp, DTYPE_BYTES[model.resolve_dtype(config)]
-    heads = head_split(model.num_heads, model.num_kv_heads, tp)[place.tp_rank]
-    T, C = config.max_num_batched_tokens, model.hidden_size
-    Q = heads.num_q * model.head_dim
-    E = Q + 2 * heads.num_kv * model.head_dim
-    I = _part(model.intermediate_size, tp, place.tp_rank)  # noqa: E741
-    stream = 3 * T * C * width
-    # Queries are rotated in float32: the product and both of its terms.
-    attention = T * (E + 2 * Q) * width + 3 * T * Q * 4 + _gathered(model, config, layout, rank)
-    mlp = 4 * T * I * width
-    logits = _logit_bytes(model, config, layout, rank)
-    return max(stream + max(attention, mlp), logits) + _shared_bytes(model, config, layout)
-
-
-def _gathered(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
-    """One layer's keys and values of the longest sequence, as attention in plain torch wants."""
-    longest = min(model.resolve_max_model_len(config), 1 << 15)
-    return longest * layout.block_bytes(rank) // layout.block_size // layout.ranks[rank].num_layers
-
-
-def _logit_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
-    """The rank's own columns; on the sampler all of them, joined, adjusted and sorted."""
-    place = layout.ranks[rank]
-    if place.pp_rank < layout.pp - 1:
-        return 0
-    rows = config.max_num_seqs * (1 + config.speculative_config.num_speculative_tokens)
-    rows = min(rows, config.max_num_batched_tokens)
-    part = rows * _part(model.vocab_size, layout.tp, place.tp_rank) * 4
-    return part if place.tp_rank else part + 4 * rows * model.vocab_size * 4
-
-
-def _shared_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout) -> int:
-    """What a rank maps of the memory that CPU ranks share, once all of it has been used."""
-    step = config.max_num_batched_tokens * model.hidden_size
-    step *= DTYPE_BYTES[model.resolve_dtype(config)]
-    slots = 2 * layout.tp * min(step, COLLECTIVE_SLOT) if layout.tp > 1 else 0
-    links = 4 * layout.pp * step if layout.pp > 1 else 0
-    return slots + links
-
-
-def _part(total: int, parts: int, index: int) -> int:
-    first, last = even_split(total, parts)[index]
-    return last - first
 
 
 def table(ranks: Sequence[RankMemory]) -> list[str]:

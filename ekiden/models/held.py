@@ -76,12 +76,12 @@ def held_bytes(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> int:
 
 
 def _weighing_ops(config: EngineConfig, dtype: torch.dtype) -> TorchOps:
-    if _packs(config, dtype):
+    if packs(config, dtype):
         return _Packing(dtype)
     return _Small() if config.device == "cuda" and config.kernels != "torch" else TorchOps()
 
 
-def _packs(config: EngineConfig, dtype: torch.dtype) -> bool:
+def packs(config: EngineConfig, dtype: torch.dtype) -> bool:
     """Whether the native kernels will be chosen, as ``backends.choose`` does on the ranks."""
     if not wants_native(config.kernels, config.device) or dtype not in NATIVE_DTYPES:
         return False

@@ -39,6 +39,8 @@ SMOLLM2 = "smollm2-135m-instruct"
 TOLERANCE = 0.10
 SEQUENCES = 32
 CONTEXT = 512
+LENGTHS = [length << octave >> 3 for octave in (9, 8) for length in (8, 7, 6, 5)]
+"""Of prompts whose steps share little memory with each other."""
 STEP_TIMEOUT_S = 110.0
 
 
@@ -151,6 +153,7 @@ def work(executor: ProcessExecutor, model: ModelConfig) -> None:
         (chunk(tokens, start, stop, samples=(greedy(),)),)
         for start, stop in pairwise([*starts, 2048])
     ]
+    steps += [(chunk(tokens, 0, length, samples=(greedy(),)),) for length in LENGTHS]
     blocks = -(-CONTEXT // BLOCK)
     steps += 2 * [
         tuple(

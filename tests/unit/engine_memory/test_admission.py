@@ -12,6 +12,7 @@ from tiny_llama import save_tiny_llama
 
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import SetupError
+from ekiden.engine.activations import activation_bytes
 from ekiden.engine.admission import admit
 from ekiden.engine.capacity import resolve_num_blocks
 from ekiden.engine.cuda_memory import CardMemory
@@ -21,7 +22,6 @@ from ekiden.engine.memory import (
     CUDA_OVERHEAD,
     SERVICE_OVERHEAD,
     RankMemory,
-    activation_bytes,
     forecast,
     show,
     table,
@@ -225,9 +225,24 @@ def test_only_the_last_stage_has_logits_and_only_its_first_rank_all_of_them(
     assert grown[2] > grown[3]
 
 
+def test_native_kernels_keep_spare_memory_for_steps_of_other_lengths_up_to_a_bound(
+    path: Path, model: ModelConfig
+) -> None:
+    def spare(**fields: Any) -> int:
+        return foretold(model, config(path, **fields))[0].spare
+
+    few, more = (spare(max_num_batched_tokens=tokens) for tokens in (512, 1024))
+    assert 0 < few < more <= 2 * few
+    assert spare(max_num_batched_tokens=1 << 22) == 256 * MIB
+    assert spare(kernels="torch") == 0
+    assert f"{show(few)} spare" in str(foretold(model, config(path))[0])
+
+
 def test_ranks_that_are_alike_share_a_line() -> None:
-    one = RankMemory(weights=1, kv_cache=2, activations=3, staging=0, overhead=CPU_OVERHEAD)
-    two = RankMemory(weights=GIB, kv_cache=2, activations=3, staging=0, overhead=4)
+    one = RankMemory(
+        weights=1, kv_cache=2, activations=3, spare=0, staging=0, overhead=CPU_OVERHEAD
+    )
+    two = RankMemory(weights=GIB, kv_cache=2, activations=3, spare=0, staging=0, overhead=4)
     lines = table([one, one, two])
     assert [line.split(":")[0] for line in lines] == [
         "memory of each of ranks 0-1",
