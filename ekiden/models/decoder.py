@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from ekiden.parallel.mesh import Mesh
 class Layer(Protocol):
     """One layer. What it adds to the residual stream is left to the next one's first norm."""
 
+    recordable: ClassVar[bool]
+    """Whether it calls nothing but the kernels behind ``Ops``."""
+
     def __call__(
         self,
         hidden_TC: Tensor,
@@ -40,6 +43,8 @@ class Layer(Protocol):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderLayer:
     """Attention and MLP, each behind a norm and added to its input."""
+
+    recordable: ClassVar[bool] = True
 
     attention_norm: RMSNorm
     attention: Attention
@@ -78,12 +83,8 @@ class Decoder:
         embedding: VocabEmbedding | None,
         norm: RMSNorm | None,
         head: LmHead | None,
-        recordable: bool,
     ) -> None:
-        """``max_blocks`` is the longest block table of a sequence. Layers pick their rope.
-
-        ``recordable``: the layers call nothing but ``ops``.
-        """
+        """``max_blocks`` is the longest block table of a sequence. Layers pick their rope."""
         self.mesh = mesh
         self.dtype = dtype
         self.hidden_size = hidden_size
@@ -92,6 +93,7 @@ class Decoder:
         self.embedding = embedding
         self.norm = norm
         self.head = head
+        recordable = all(layer.recordable for layer in layers)
         self._steps = Steps(ops, self._stage, max_blocks, recordable=recordable)
 
     @torch.inference_mode()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from ekiden.core.config import EngineConfig
 from ekiden.layers.attention import Attention
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.mlp import GatedMlp
@@ -16,17 +15,15 @@ from ekiden.layers.norm import RMSNorm
 from ekiden.layers.rope import Rotation
 from ekiden.layers.site import Site
 from ekiden.models.config import ModelConfig
-from ekiden.models.decoder import Decoder
 from ekiden.models.llama import load_attention, load_mlp
-from ekiden.models.stage import build_stage, load_norm, rope_of, wanted_tensors
-from ekiden.parallel.mesh import Mesh
-
-__all__ = ["load_stage", "wanted_tensors"]
+from ekiden.models.stage import load_norm, rope_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SandwichLayer:
     """Attention and MLP, each between two norms and then added to its input."""
+
+    recordable: ClassVar[bool] = True
 
     before_attention: RMSNorm
     attention: Attention
@@ -50,14 +47,7 @@ class SandwichLayer:
         return hidden_TC, self.after_mlp(self.mlp(normed_TC))
 
 
-def load_stage(
-    model: ModelConfig, config: EngineConfig, mesh: Mesh, site: Site, dtype: torch.dtype
-) -> Decoder:
-    """As ``ekiden.models.stage.build_stage``."""
-    return build_stage(model, config, mesh, site, dtype, _load_layer)
-
-
-def _load_layer(model: ModelConfig, site: Site, index: int, local: int) -> SandwichLayer:
+def load_layer(model: ModelConfig, site: Site, index: int, local: int) -> SandwichLayer:
     def norm(name: str) -> RMSNorm:
         return load_norm(model, site, f"model.layers.{index}.{name}_layernorm.weight")
 

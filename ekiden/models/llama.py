@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-
-from ekiden.core.config import EngineConfig
 from ekiden.layers.attention import Attention, AttentionSpec
 from ekiden.layers.mlp import GatedMlp
 from ekiden.layers.site import Site
 from ekiden.models.config import ModelConfig
-from ekiden.models.decoder import Decoder, DecoderLayer
-from ekiden.models.stage import attention_kind, build_stage, load_norm, rope_of, wanted_tensors
-from ekiden.parallel.mesh import Mesh
-
-__all__ = ["load_stage", "wanted_tensors"]
-
-
-def load_stage(
-    model: ModelConfig, config: EngineConfig, mesh: Mesh, site: Site, dtype: torch.dtype
-) -> Decoder:
-    """As ``ekiden.models.stage.build_stage``."""
-    return build_stage(model, config, mesh, site, dtype, load_layer)
+from ekiden.models.decoder import DecoderLayer
+from ekiden.models.stage import attention_kind, load_norm, rope_of
 
 
 def load_layer(model: ModelConfig, site: Site, index: int, local: int) -> DecoderLayer:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from ekiden.core.config import EngineConfig
 from ekiden.layers.attention import Attention
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.mlp import GatedMlp
@@ -16,17 +15,15 @@ from ekiden.layers.norm import RMSNorm
 from ekiden.layers.rope import Rotation
 from ekiden.layers.site import Site
 from ekiden.models.config import ModelConfig
-from ekiden.models.decoder import Decoder
 from ekiden.models.llama import load_attention, load_mlp
-from ekiden.models.stage import build_stage, load_norm, wanted_tensors
-from ekiden.parallel.mesh import Mesh
-
-__all__ = ["load_stage", "wanted_tensors"]
+from ekiden.models.stage import load_norm
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PostNormLayer:
     """Attention and MLP, each followed by a norm and then added to its input."""
+
+    recordable: ClassVar[bool] = False  # sums and wide norms are plain torch
 
     attention: Attention
     after_attention: RMSNorm
@@ -47,14 +44,7 @@ class PostNormLayer:
         return hidden_TC, self.after_mlp(self.mlp(hidden_TC))
 
 
-def load_stage(
-    model: ModelConfig, config: EngineConfig, mesh: Mesh, site: Site, dtype: torch.dtype
-) -> Decoder:
-    """As ``ekiden.models.stage.build_stage``. Its sums and wide norms are plain torch."""
-    return build_stage(model, config, mesh, site, dtype, _load_layer, recordable=False)
-
-
-def _load_layer(model: ModelConfig, site: Site, index: int, local: int) -> PostNormLayer:
+def load_layer(model: ModelConfig, site: Site, index: int, local: int) -> PostNormLayer:
     prefix = f"model.layers.{index}"
     return PostNormLayer(
         attention=load_attention(model, site, index, local),

@@ -9,19 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from ekiden.core.config import EngineConfig
 from ekiden.layers.site import Site
 from ekiden.layers.weights import LinearWeight, Range, WeightSource
+from ekiden.models import llama
 from ekiden.models.config import ModelConfig
-from ekiden.models.decoder import Decoder
-from ekiden.models.llama import load_layer
-from ekiden.models.stage import build_stage, wanted_tensors
-from ekiden.parallel.mesh import Mesh
-
-__all__ = ["load_stage", "wanted_tensors"]
+from ekiden.models.decoder import DecoderLayer
 
 
 class Part(NamedTuple):
@@ -80,12 +74,9 @@ class MergedSource:
         return self._source.tied_head(table_VC)
 
 
-def load_stage(
-    model: ModelConfig, config: EngineConfig, mesh: Mesh, site: Site, dtype: torch.dtype
-) -> Decoder:
-    """As ``ekiden.models.stage.build_stage``."""
+def load_layer(model: ModelConfig, site: Site, index: int, local: int) -> DecoderLayer:
     merged = replace(site, source=MergedSource(site.source, merged_parts(model)))
-    return build_stage(model, config, mesh, merged, dtype, load_layer)
+    return llama.load_layer(model, merged, index, local)
 
 
 def merged_parts(model: ModelConfig) -> dict[str, Part]:

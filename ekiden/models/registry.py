@@ -6,11 +6,9 @@ Importing this file does not import torch.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import torch
 
     from ekiden.core.config import EngineConfig
@@ -31,7 +29,7 @@ MODELS = {
     "qwen2": "ekiden.models.llama",
     "qwen3": "ekiden.models.llama",
 }
-"""A module has ``load_stage(model, config, mesh, site, dtype)`` and ``wanted_tensors``."""
+"""A module has ``load_layer``, a ``stage.LoadLayer``."""
 
 
 class Model(Protocol):
@@ -75,13 +73,13 @@ def load_model(
     from ekiden.layers.site import Site
     from ekiden.models.checkpoint import Checkpoint
     from ekiden.models.forms import choose_form
+    from ekiden.models.stage import build_stage, wanted_tensors
     from ekiden.models.weights import SafetensorsSource
 
-    family = _family(model.model_type)
     target, dtype = torch.device(device), TORCH_DTYPES[model.resolve_dtype(config)]
     source = SafetensorsSource(
         Checkpoint.open(config.model_dir),
-        wanted=family.wanted_tensors(model, config, mesh),
+        wanted=wanted_tensors(model, config, mesh),
         dtype=dtype,
         device=target,
         progress=progress,
@@ -89,10 +87,7 @@ def load_model(
     )
     chosen = ops or choose_ops(config.kernels, target, dtype, threads)
     site = Site(source=source, tp=mesh.tp, ops=chosen, device=target)
-    loaded = family.load_stage(model, config, mesh, site, dtype)
+    load_layer = import_module(MODELS[model.model_type]).load_layer
+    loaded = build_stage(model, config, mesh, site, dtype, load_layer)
     source.finish()
-    return cast(Model, loaded)
-
-
-def _family(model_type: str) -> ModuleType:
-    return import_module(MODELS[model_type])
+    return loaded

@@ -1,6 +1,6 @@
 """What the stages of every family have in common: the ends of the model, and who has which layer.
 
-A family's file supplies its layer.
+A family's file supplies its ``load_layer``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,8 @@ def build_stage(
     site: Site,
     dtype: torch.dtype,
     load_layer: LoadLayer,
-    *,
-    recordable: bool = True,
 ) -> Decoder:
     """Take this rank's slices from the site's source.
-
-    ``recordable``: its layers call nothing but the site's kernels.
 
     Raises:
         SetupError: a weight is missing or has another shape, or the split cannot work.
@@ -64,7 +60,6 @@ def build_stage(
         embedding=embedding,
         norm=load_norm(model, site, FINAL_NORM) if mesh.is_last_stage else None,
         head=_load_head(model, mesh, site, embedding),
-        recordable=recordable,
     )
 
 
