@@ -31,7 +31,7 @@ class ColumnLinear:
         """``pieces`` are (name, outputs of the whole matrix, outputs of this rank).
 
         Raises:
-            SetupError: as ``WeightSource.take``.
+            SetupError: as ``TensorSource.take``.
         """
         weights = [
             site.source.linear(name, (outputs, in_features), rows=rows)
@@ -66,7 +66,7 @@ class RowLinear:
         """``shape`` is the whole matrix's [out, in]; ``columns`` are this rank's inputs.
 
         Raises:
-            SetupError: as ``WeightSource.take``.
+            SetupError: as ``TensorSource.take``.
         """
         weight = site.source.linear(name, shape, columns=columns)
         added = site.source.take(f"{name}.bias", shape[:1]) if bias else None

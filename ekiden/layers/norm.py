@@ -24,7 +24,7 @@ class RMSNorm:
         """``offset`` is added to the stored weight (Gemma stores it less one).
 
         Raises:
-            SetupError: as ``WeightSource.take``.
+            SetupError: as ``TensorSource.take``.
         """
         weight = site.source.take(name, (width,)).float()
         # Where nothing is added nothing is computed: torch's first sum on the device ``meta``, with

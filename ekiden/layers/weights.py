@@ -60,8 +60,8 @@ LinearWeight: TypeAlias = DenseWeight | GroupedWeight
 """One matrix in whatever form its checkpoint, or the user, wants it."""
 
 
-class WeightSource(Protocol):
-    """A checkpoint, as layers see it."""
+class TensorSource(Protocol):
+    """Tensors of floats by their names."""
 
     def take(
         self,
@@ -79,6 +79,10 @@ class WeightSource(Protocol):
             SetupError: no such tensor, another shape, or a dtype that is not a float's; the
                 message names the file and the tensor.
         """
+
+
+class WeightSource(TensorSource, Protocol):
+    """A checkpoint, as layers see it."""
 
     def linear(
         self,

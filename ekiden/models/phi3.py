@@ -41,7 +41,7 @@ class MergedSource:
         rows: Range | None = None,
         columns: Range | None = None,
     ) -> Tensor:
-        """As ``WeightSource.take``."""
+        """As ``TensorSource.take``."""
         return self._source.take(name, shape, rows=rows, columns=columns)
 
     def linear(

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ekiden.layers.weights import LinearWeight, Range
+from ekiden.layers.weights import LinearWeight, Range, TensorSource
 
 FLOATS = ("F32", "BF16", "F16")
 """What scales may be stored as."""
@@ -34,8 +34,8 @@ def cover(span: Range, unit: int) -> Range:
     return span[0] // unit * unit, -(-span[1] // unit) * unit
 
 
-class Files(Protocol):
-    """The tensors of a checkpoint."""
+class Files(TensorSource, Protocol):
+    """The tensors of a checkpoint, as they are stored too."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,16 +51,6 @@ class Files(Protocol):
 
     def pass_by(self, name: str) -> None:
         """Count a tensor as used, if it is there, that nothing needs."""
-
-    def take(
-        self,
-        name: str,
-        shape: Sequence[int],
-        *,
-        rows: Range | None = None,
-        columns: Range | None = None,
-    ) -> Tensor:
-        """As ``WeightSource.take``."""
 
     def stored(
         self,

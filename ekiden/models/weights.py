@@ -51,7 +51,7 @@ class SafetensorsSource:
         rows: Range | None = None,
         columns: Range | None = None,
     ) -> Tensor:
-        """As ``WeightSource.take``."""
+        """As ``TensorSource.take``."""
         info = self._find(name, shape, _READABLE)
         tensor = read_slice(
             info, rows=rows, columns=columns, dtype=self._dtype, device=self._device
