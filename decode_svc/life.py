@@ -171,10 +171,7 @@ class Life:
 
     def on_delta(self, delta: Delta) -> None:
         """New tokens: mark the time, pass them on."""
-        if self.timeline.ttft_s is None:
-            self.timeline.first_token()
-        else:
-            self.timeline.token()
+        self.timeline.tokens()
         self.sink.delta(delta)
 
     def on_finished(self, finished: RequestFinished) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from ekiden.core.errors import EkidenError, Overloaded
 from ekiden.core.types import Completion, Delta
 from ekiden.rpc import decode_pb2 as pb
-from ekiden.rpc.convert import completion_to_pb, delta_to_pb, error_to_pb
+from ekiden.rpc.convert import completion_to_pb, delta_to_pb, error_to_pb, write_delta
 
 MAX_PENDING = 100_000
 """Deltas waiting for a reader; about a minute of a full batch."""
@@ -44,7 +44,7 @@ class ServeSink:
             self.overflowed = True
             self._wake.set()
             return
-        self._pending.deltas.append(delta_to_pb(delta))
+        write_delta(delta, self._pending.deltas.add())
 
     def completion(self, completion: Completion) -> None:
         self._pending.completions.append(completion_to_pb(completion))

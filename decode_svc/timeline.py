@@ -35,9 +35,11 @@ class Timeline:
         """The KV is in place, or was given up: the sequence goes back to the engine."""
         self._kv_ready = self._clock.now()
 
-    def token(self) -> None:
-        """Tokens came out of a decode step."""
-        if self._first_token is not None and self._decoding is None:
+    def tokens(self) -> None:
+        """Tokens came out of the engine: the first ones, or those of a decode step."""
+        if self._first_token is None:
+            self._first_token = self._clock.now()
+        elif self._decoding is None:
             self._decoding = self._clock.now()
 
     @property

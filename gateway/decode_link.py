@@ -45,7 +45,7 @@ class Inbox:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._tokens = 0
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> bool:
         """False if the request's reader is too far behind; ``event`` is dropped then."""
@@ -54,13 +54,15 @@ class Inbox:
             if self._tokens > MAX_PENDING_TOKENS:
                 return False
         self._events.append(event)
-        self._arrived.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
         return True
 
     async def take(self) -> list[Event]:
-        """Everything that is there; waits until something is."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        """Everything that is there; waits until something is. For one reader."""
+        if not self._events:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         events, self._events, self._tokens = self._events, [], 0
         return events
 

@@ -46,6 +46,9 @@ class Generation:
         self.completion: Completion | None = None
         self.predicted_cached = 0
         self._placement, self._inbox = self._place()
+        # One timer for all that is waited for: one for each wait took a tenth of a token's time.
+        limit_s = self._deadline - clock.now()
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._late)
 
     async def take(self) -> list[Delta]:
         """New deltas, at least one or the completion. Call until ``completion`` is set."""
@@ -53,9 +56,7 @@ class Generation:
             if self._pending is not None:
                 self._blame(self._pending)
                 raise self._pending
-            events = await self._next()
-            deltas = [event for event in events if isinstance(event, Delta)]
-            self._note(events, deltas)
+            deltas = self._note(await self._inbox.take())
             if deltas or self.completion is not None:
                 return deltas
             if self._pending is not None:
@@ -63,36 +64,45 @@ class Generation:
 
     def close(self) -> None:
         """Cancel what still runs and release what was booked. Safe to call twice."""
+        self._timer.cancel()
+        self._release()
+
+    def _release(self) -> None:
         self._placement.link.cancel(self._request.request_id)
         self._fleet.finish(self._placement, self.completion)
 
-    async def _next(self) -> list[Event]:
-        try:
-            async with asyncio.timeout(self._deadline - self._clock.now()):
-                return await self._inbox.take()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"decode replica {self._placement.life[0]} did not end the request within "
+    def _late(self) -> None:
+        replica_id = self._placement.life[0]
+        self._inbox.put(
+            DeadlineExceeded(
+                f"decode replica {replica_id} did not end the request within "
                 f"{self._request.deadline_s:g} s",
                 state="decode",
-                peer=self._placement.life[0],
-            ) from None
+                peer=replica_id,
+            )
+        )
 
-    def _note(self, events: Sequence[Event], deltas: Sequence[Delta]) -> None:
+    def _note(self, events: Sequence[Event]) -> list[Delta]:
+        deltas: list[Delta] = []
         for event in events:
-            if isinstance(event, Completion):
+            if isinstance(event, Delta):
+                deltas.append(event)
+                if event.finish is FinishReason.ERROR or event.finish is FinishReason.CANCELLED:
+                    self._pending = self._cut_short(event)
+            elif isinstance(event, Completion):
                 fallbacks = (*self._fallbacks, *event.fallbacks)
                 self.completion = msgspec.structs.replace(event, fallbacks=fallbacks)
-            elif isinstance(event, EkidenError):
+            else:
                 self._pending = event
-            elif event.finish in (FinishReason.ERROR, FinishReason.CANCELLED):
-                self._pending = ReplicaFailed(
-                    f"decode replica {self._placement.life[0]} ended choice {event.choice}: "
-                    f"{event.finish}"
-                )
         if deltas and not self._started:
             self._started = True
             self._fleet.first_token(self._placement)
+        return deltas
+
+    def _cut_short(self, delta: Delta) -> ReplicaFailed:
+        return ReplicaFailed(
+            f"decode replica {self._placement.life[0]} ended choice {delta.choice}: {delta.finish}"
+        )
 
     def _replace(self, error: EkidenError) -> None:
         """Try another replica; nothing was shown yet, so nothing can be shown twice."""
@@ -100,7 +110,7 @@ class Generation:
         at_fault = self._blame(error)
         if not at_fault or self._started or len(self._failed) + 1 >= MAX_ATTEMPTS:
             raise error
-        self.close()
+        self._release()
         self._failed.add(life)
         try:
             self._placement, self._inbox = self._place()

@@ -134,19 +134,25 @@ def _logprobs_from_pb(message: pb.TokenLogprobs) -> TokenLogprobs:
 
 
 def delta_to_pb(delta: Delta) -> pb.Delta:
-    message = pb.Delta(
-        request_id=delta.request_id,
-        choice=delta.choice,
-        tokens=delta.tokens,
-        logprobs=[_logprobs_to_pb(entry) for entry in delta.logprobs],
-    )
+    message = pb.Delta()
+    write_delta(delta, message)
+    return message
+
+
+def write_delta(delta: Delta, message: pb.Delta) -> None:
+    """Write into an empty message. One that was added to a step's list is not copied into it,
+    which takes a third of the time.
+    """
+    message.request_id = delta.request_id
+    message.choice = delta.choice
+    message.tokens.extend(delta.tokens)
+    message.logprobs.extend(map(_logprobs_to_pb, delta.logprobs))
     if delta.finish is not None:
         message.finish = _FINISH_TO_PB[delta.finish]
     if isinstance(delta.stop_reason, str):
         message.stop_string = delta.stop_reason
     elif delta.stop_reason is not None:
         message.stop_token = delta.stop_reason
-    return message
 
 
 def delta_from_pb(message: pb.Delta) -> Delta:
@@ -155,7 +161,7 @@ def delta_from_pb(message: pb.Delta) -> Delta:
         request_id=message.request_id,
         choice=message.choice,
         tokens=tuple(message.tokens),
-        logprobs=tuple(_logprobs_from_pb(entry) for entry in message.logprobs),
+        logprobs=tuple(map(_logprobs_from_pb, message.logprobs)),
         finish=_FINISH_FROM_PB.get(message.finish),
         stop_reason=getattr(message, which) if which else None,
     )

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import uvloop
+
 from ekiden import __version__
 from ekiden.core.config import ServiceConfig
 from ekiden.core.errors import EkidenError, SetupError
@@ -73,7 +75,7 @@ def run_service(config: ServiceConfig, factory: ServiceFactory) -> int:
     """Serve until SIGTERM or SIGINT. Returns the process's exit code."""
     setup_logging(config.replica_id or config.role)
     try:
-        return asyncio.run(_serve(config, factory))
+        return uvloop.run(_serve(config, factory))
     except SetupError as error:
         print(f"ekiden: {error.message}", file=sys.stderr)
         return 2

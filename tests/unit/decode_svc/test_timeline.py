@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from decode_svc.timeline import Timeline
 from ekiden.core.clock import ManualClock
 
-MARKS = ("prefill_started", "first_token", "kv_ready", "token")
+MARKS = ("prefill_started", "first_token", "kv_ready", "tokens")
 
 
 @given(st.lists(st.tuples(st.sampled_from(MARKS), st.floats(0, 100)), max_size=12))
@@ -48,8 +48,8 @@ def test_a_disaggregated_request_is_cut_at_its_marks() -> None:
             ("prefill_started", 1.0),
             ("first_token", 2.0),
             ("kv_ready", 4.0),
-            ("token", 8.0),
-            ("token", 16.0),
+            ("tokens", 8.0),
+            ("tokens", 16.0),
         ]
     )
     split = timeline.split()
@@ -59,7 +59,7 @@ def test_a_disaggregated_request_is_cut_at_its_marks() -> None:
 
 
 def test_a_local_request_has_no_transfer() -> None:
-    split = _walk([("prefill_started", 1.0), ("first_token", 2.0), ("token", 4.0)]).split()
+    split = _walk([("prefill_started", 1.0), ("first_token", 2.0), ("tokens", 4.0)]).split()
     assert (split.transfer_s, split.first_decode_s) == (0.0, 4.0)
 
 
