@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ekiden.cache.block_pool import BlockPool
 from ekiden.core.errors import InvariantBroken
-from ekiden.engine.scheduling.scheduler import ScheduledChunk
+from ekiden.engine.scheduling.schedule import ScheduledChunk
 from ekiden.engine.scheduling.sequence import Sequence
 
 

@@ -44,7 +44,8 @@ from ekiden.engine.outputs import (
 )
 from ekiden.engine.plan import UNKNOWN, Chunk, Sampled, StepPlan, StepResult
 from ekiden.engine.scheduling.policy import blocks_for
-from ekiden.engine.scheduling.scheduler import Limits, ScheduledChunk, Scheduler
+from ekiden.engine.scheduling.schedule import Limits, ScheduledChunk
+from ekiden.engine.scheduling.scheduler import Scheduler
 from ekiden.engine.scheduling.sequence import Gate
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ from ekiden.engine.job import Job, Role
 from ekiden.engine.meters import Meters
 from ekiden.engine.outputs import EngineOutput, PrefillDone, RequestFinished, Started
 from ekiden.engine.plan import Sampled
-from ekiden.engine.scheduling.scheduler import ScheduledChunk, Scheduler
+from ekiden.engine.scheduling.schedule import ScheduledChunk
+from ekiden.engine.scheduling.scheduler import Scheduler
 from ekiden.engine.scheduling.sequence import Sequence
 from ekiden.engine.speculation import PromptLookup
 

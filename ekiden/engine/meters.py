@@ -8,7 +8,7 @@ from ekiden.cache.block_pool import BlockPool
 from ekiden.core.types import ReplicaStats
 from ekiden.engine.plan import StepResult
 from ekiden.engine.scheduling.queues import Queues
-from ekiden.engine.scheduling.scheduler import ScheduledChunk
+from ekiden.engine.scheduling.schedule import ScheduledChunk
 
 WEIGHT = 0.2
 """Share of the newest sample in an average."""

@@ -52,6 +52,10 @@ class Queues:
         """Seats taken by what runs and by what will join when its KV has arrived."""
         return sum(sequence.seats for queue in (self.running, self.reserved) for sequence in queue)
 
+    def has_seats(self, sequence: Sequence, most: int) -> bool:
+        """Whether ``sequence`` finds seats beside those taken, ``most`` in all."""
+        return self.seats() + sequence.seats <= most
+
     def all(self) -> Iterator[Sequence]:
         for queue in (self.closed, self.announced, self.waiting, self.reserved):
             yield from queue

@@ -8,7 +8,8 @@ from ekiden.cache.block_pool import BlockPool
 from ekiden.cache.prefix_index import KeyChain
 from ekiden.core.hashes import root_hash
 from ekiden.engine.scheduling.policy import growth_allowance, rows_per_step
-from ekiden.engine.scheduling.scheduler import Limits, Schedule, Scheduler
+from ekiden.engine.scheduling.schedule import Limits, Schedule
+from ekiden.engine.scheduling.scheduler import Scheduler
 from ekiden.engine.scheduling.sequence import Gate, Sequence
 
 ROOT = root_hash("m")
