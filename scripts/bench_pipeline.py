@@ -19,14 +19,13 @@ from benchmarks.models import SMOLLM2, model_dir
 from benchmarks.options import add_common, pin
 from benchmarks.results import Row, publish, row
 
-from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import Request, SamplingParams
-from ekiden.engine.engine import Engine, EngineOutput
+from ekiden.engine.build import build_engine
+from ekiden.engine.engine import EngineOutput
 from ekiden.engine.loop import EngineLoop
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
-from ekiden.text.factory import text_factory
 
 WAIT_S = 600.0
 MODES = {"planned ahead": True, "waiting for each step": False}
@@ -38,16 +37,7 @@ class Replica:
     def __init__(self, config: EngineConfig) -> None:
         model = ModelConfig.from_dir(config.model_dir)
         self._executor = ProcessExecutor(config, model)
-        self._engine = Engine(
-            config,
-            self._executor,
-            eos_token_ids=model.eos_token_ids,
-            vocab_size=model.vocab_size,
-            max_model_len=model.resolve_max_model_len(config),
-            model_fingerprint="bench",
-            text_factory=text_factory(config.model_dir),
-            clock=MonotonicClock(),
-        )
+        self._engine = build_engine(config, self._executor, model)
         self._left, self._over = 0, threading.Event()
         self._busy: tuple[float, ...] = ()
         self._loop = EngineLoop(self._engine, self._hear, self._fail)

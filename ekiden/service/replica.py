@@ -22,12 +22,11 @@ from ekiden.core.hashes import SCHEME
 from ekiden.core.ids import new_epoch, new_replica_id
 from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.engine.admission import admit
-from ekiden.engine.engine import Engine
+from ekiden.engine.build import build_engine
 from ekiden.engine.executor import Executor
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
 from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from ekiden.text.factory import text_factory
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import encode
 from kv_transfer.reshard import MESSAGE_BYTES
@@ -78,15 +77,8 @@ class Replica:
         self.executor = executor
         self.clock = clock
         self.max_model_len = model.resolve_max_model_len(config.engine)
-        self.engine = Engine(
-            config.engine,
-            executor,
-            eos_token_ids=model.eos_token_ids,
-            vocab_size=model.vocab_size,
-            max_model_len=self.max_model_len,
-            model_fingerprint=identity.model_fingerprint,
-            text_factory=text_factory(config.engine.model_dir),
-            clock=clock,
+        self.engine = build_engine(
+            config.engine, executor, model, fingerprint=identity.model_fingerprint, clock=clock
         )
 
     @classmethod

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import Request, SamplingParams
+from ekiden.engine.build import build_engine
 from ekiden.engine.engine import Engine
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.models.config import ModelConfig
-from ekiden.text.factory import text_factory
 
 from .compare import Reference
 
@@ -34,16 +33,7 @@ def reference_tokens(
     model = ModelConfig.from_dir(config.model_dir)
     executor = InlineExecutor(config, model)
     try:
-        engine = Engine(
-            config,
-            executor,
-            eos_token_ids=model.eos_token_ids,
-            vocab_size=model.vocab_size,
-            max_model_len=model.resolve_max_model_len(config),
-            model_fingerprint="verify",
-            text_factory=text_factory(config.model_dir),
-            clock=MonotonicClock(),
-        )
+        engine = build_engine(config, executor, model)
         return _generate(engine, config, prompts, max_tokens, progress)
     finally:
         executor.close()

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import Request, SamplingParams
-from ekiden.engine.engine import Engine
+from ekiden.engine.build import build_engine
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.models.config import ModelConfig
-from ekiden.text.factory import text_factory
 
 STEP_TIMEOUT_S = 300.0
 
@@ -32,16 +30,7 @@ class BareEngine:
         )
         model = ModelConfig.from_dir(path)
         self._executor = InlineExecutor(config, model)
-        self._engine = Engine(
-            config,
-            self._executor,
-            eos_token_ids=model.eos_token_ids,
-            vocab_size=model.vocab_size,
-            max_model_len=model.resolve_max_model_len(config),
-            model_fingerprint="check",
-            text_factory=text_factory(path),
-            clock=MonotonicClock(),
-        )
+        self._engine = build_engine(config, self._executor, model)
 
     def __enter__(self) -> BareEngine:
         return self
