@@ -4,7 +4,8 @@
 // n: 0 M, 1 N, 2 K, 3 elements from row to row of x, 4 of y, 5 whether y is float32.
 //
 // A panel of weights is read from memory once for a chunk of rows, and from the cache for every
-// strip of 12 but the first. An output is summed in float32 along k in one chain, whatever M and the threads are.
+// strip of 12 but the first. An output is summed in float32 along k in one chain, whatever M and
+// the threads are.
 #include <algorithm>
 #include <utility>
 
@@ -112,11 +113,18 @@ class Linear {
                 next + i * steps * (kStepBytes / strips),
                 kStepBytes / strips};
       if (strips == 1) tile.ahead = tile.panel + lead(rows);
+      if (last) fetch_outputs(load.row + load.strips.begin(strip), rows, piece.panel);
       multiply_rows<D>(tile, rows, std::make_integer_sequence<int, kStripRows>());
       if (!last) continue;
       finish<Out>(op_, static_cast<const float*>(op_.p[4]), tile.sums,
                   load.row + load.strips.begin(strip), rows, piece.panel);
     }
+  }
+
+  // Lines of y that were last seen by another core, or in memory, come while the sums are made.
+  void fetch_outputs(int64_t row, int64_t rows, int64_t panel) const {
+    const auto* y = static_cast<const typename Out::Element*>(op_.p[2]) + panel * kPanel;
+    for (int64_t r = row; r < row + rows; ++r) __builtin_prefetch(y + r * op_.n[4], 1);
   }
 
   const Op& op_;

@@ -175,8 +175,8 @@ void multiply_rows(const Tile& tile, const QuantisedLayout& layout, int64_t rows
 }
 
 template <class Out>
-void multiply_piece(const Op& op, const QuantisedLayout& layout, const Load& load, const Piece& piece,
-                   float* sums) {
+void multiply_piece(const Op& op, const QuantisedLayout& layout, const Load& load,
+                    const Piece& piece, float* sums) {
   const int64_t bytes = layout.panel_bytes(), strips = piece.end - piece.begin;
   const char* panels = static_cast<const char*>(op.p[1]);
   for (int64_t i = 0; i < strips; ++i) {
