@@ -9,35 +9,21 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_shapes import llama_shape
 
 from ekiden.core.config import EngineConfig
-from ekiden.models.config import ModelConfig
 from ekiden.models.layout import kv_layout, layer_costs, layer_split
-from ekiden.models.rope_config import RopeConfig
 from ekiden.parallel.split import balanced_split, even_split
 
-SMOLLM2 = ModelConfig(
-    model_type="llama",
+SMOLLM2 = llama_shape(
+    num_layers=30,
     vocab_size=49152,
-    valid_vocab_size=49152,
     hidden_size=576,
     intermediate_size=1536,
-    num_layers=30,
     num_heads=9,
     num_kv_heads=3,
     head_dim=64,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(theta=1e5),
     max_position_embeddings=8192,
-    tie_word_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm="",
-    windows=(0,) * 30,
-    dtype="bfloat16",
-    bos_token_id=1,
-    eos_token_ids=(2,),
 )
 
 
