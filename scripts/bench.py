@@ -20,11 +20,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+from benchmarks.client import Client, Sample, client
 from benchmarks.results import Row, publish, row
-from benchmarks.stack import Sample, ask, client, deployment, prompt_of
+from benchmarks.stack import deployment, prompt_of
 
 
 def main() -> int:
@@ -37,23 +36,22 @@ def main() -> int:
     args, up_options = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `up` too
     chance = random.Random(args.seed)
-    with deployment(up_options) as url, client(url) as (http, model):
-        ask(http, model, prompt_of(chance, 64), 8)  # first-time costs
-        print(f"{model}, {platform.processor() or platform.machine()}, `{' '.join(sys.argv)}`\n")
+    with deployment(up_options) as url, client(url) as asked:
+        asked.ask(prompt_of(chance, 64), 8)  # first-time costs
+        machine = platform.processor() or platform.machine()
+        print(f"{asked.model}, {machine}, `{' '.join(sys.argv)}`\n")
         rows: list[Row] = []
         print("| prompt | " + " | ".join(name for name, _ in COLUMNS) + " |")
         print("|---" * (len(COLUMNS) + 1) + "|")
         for length in (128, 2000):
-            samples = [
-                ask(http, model, prompt_of(chance, length), args.tokens) for _ in range(args.runs)
-            ]
+            samples = [asked.ask(prompt_of(chance, length), args.tokens) for _ in range(args.runs)]
             cells = [(name, statistics.median(map(read, samples))) for name, read in COLUMNS]
             line = " | ".join(f"{value:.1f}" for _, value in cells)
             print(f"| {length} | {line} |", flush=True)  # a row shows when it is measured
             rows += [named(f"{name}, prompt {length}", value) for name, value in cells]
         print("\n| streams | output tokens/s |\n|---|---|")
         for streams in (1, 8):
-            rate = throughput(http, model, chance, streams, args)
+            rate = throughput(asked, chance, streams, args)
             print(f"| {streams} | {rate:.1f} |", flush=True)
             rows.append(named(f"output tokens/s, {streams} streams", rate))
     publish("stack", rows)
@@ -76,14 +74,13 @@ COLUMNS: tuple[tuple[str, Callable[[Sample], float]], ...] = (
 
 
 def throughput(
-    http: httpx.Client, model: str, chance: random.Random, streams: int, args: argparse.Namespace
+    asked: Client, chance: random.Random, streams: int, args: argparse.Namespace
 ) -> float:
     """Output tokens a second of ``streams`` clients, prompts of 128 tokens, prefill included."""
     prompts = [prompt_of(chance, 128) for _ in range(streams)]
     began = time.monotonic()
-    with ThreadPoolExecutor(streams) as pool:
-        samples = pool.map(lambda prompt: ask(http, model, prompt, 2 * args.tokens), prompts)
-        total = sum(sample.tokens for sample in samples)
+    answers = [asked.submit(prompt, 2 * args.tokens) for prompt in prompts]
+    total = sum(answer.result().tokens for answer in answers)
     return total / (time.monotonic() - began)
 
 

@@ -26,12 +26,12 @@ from contextlib import ExitStack
 from threading import Event
 from typing import NamedTuple
 
-import httpx
 from benchmarks import chart
+from benchmarks.client import Client, Sample, client
 from benchmarks.models import SMOLLM2, model_dir
 from benchmarks.options import add_charts, add_common, pin, result_name
 from benchmarks.results import Row, publish, row
-from benchmarks.stack import Sample, ask, client, deployment, percentile, prompt_of
+from benchmarks.stack import deployment, percentile, prompt_of
 
 EXAMPLES = """examples:
   make bench-interference
@@ -145,15 +145,15 @@ def load(url: str, args: argparse.Namespace, seed: int) -> Outcome:
     ``seed`` decides the prompts: one that was used before would find its prompts in the cache.
     """
     stop = Event()
-    with client(url) as (http, model), ThreadPoolExecutor(args.streams + args.prompts) as pool:
-        warm_up(http, model, args, random.Random(seed + WARM_UP))
+    with client(url) as asked, ThreadPoolExecutor(args.streams) as pool:
+        warm_up(asked, args, random.Random(seed + WARM_UP))
         running = [
-            pool.submit(stream, http, model, args.tokens, random.Random(seed + own), stop)
+            pool.submit(stream, asked, args.tokens, random.Random(seed + own), stop)
             for own in range(1, args.streams + 1)
         ]
         try:
             began = time.monotonic()
-            long = long_prompts(http, model, args, pool, random.Random(seed))
+            long = long_prompts(asked, args, random.Random(seed))
             ended = time.monotonic()
         finally:
             stop.set()
@@ -162,38 +162,29 @@ def load(url: str, args: argparse.Namespace, seed: int) -> Outcome:
     return Outcome(counted, long, ended - began)
 
 
-def warm_up(
-    http: httpx.Client, model: str, args: argparse.Namespace, chance: random.Random
-) -> None:
+def warm_up(asked: Client, args: argparse.Namespace, chance: random.Random) -> None:
     """First-time costs, on both ways through the deployment."""
-    ask(http, model, prompt_of(chance, STREAM_PROMPT), LONG_ANSWER)
-    ask(http, model, prompt_of(chance, args.prompt // 4), LONG_ANSWER)
+    asked.ask(prompt_of(chance, STREAM_PROMPT), LONG_ANSWER)
+    asked.ask(prompt_of(chance, args.prompt // 4), LONG_ANSWER)
 
 
 def stream(
-    http: httpx.Client, model: str, tokens: int, chance: random.Random, stop: Event
+    asked: Client, tokens: int, chance: random.Random, stop: Event
 ) -> list[tuple[float, Sample]]:
     """One answer after another until ``stop``, each with the moment at which it ended."""
     found = []
     while not stop.is_set():
-        sample = ask(http, model, prompt_of(chance, STREAM_PROMPT), tokens)
+        sample = asked.ask(prompt_of(chance, STREAM_PROMPT), tokens)
         found.append((time.monotonic(), sample))
     return found
 
 
-def long_prompts(
-    http: httpx.Client,
-    model: str,
-    args: argparse.Namespace,
-    pool: ThreadPoolExecutor,
-    chance: random.Random,
-) -> list[Sample]:
+def long_prompts(asked: Client, args: argparse.Namespace, chance: random.Random) -> list[Sample]:
     """Sent at their times, whether or not the one before is answered; all answers."""
     sent, began = [], time.monotonic()
     for number in range(args.prompts):
         time.sleep(max(0.0, began + number * args.interval - time.monotonic()))
-        prompt = prompt_of(chance, args.prompt)
-        sent.append(pool.submit(ask, http, model, prompt, LONG_ANSWER))
+        sent.append(asked.submit(prompt_of(chance, args.prompt), LONG_ANSWER))
     answers = []
     for number, future in enumerate(sent, 1):
         answers.append(future.result())

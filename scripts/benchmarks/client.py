@@ -68,9 +68,14 @@ class Client:
         return self.submit(prompt, tokens).result(REQUEST_TIMEOUT_S)
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(CONNECT_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _hang_up(self) -> None:
+        for connection in self._idle:
+            await connection.hang_up()
 
     async def _ask(self, prompt: list[int], tokens: int) -> Sample:
         body = {
@@ -84,7 +89,12 @@ class Client:
         }
         connection = self._idle.pop() if self._idle else await self._connect()
         began = time.monotonic()
-        pieces = await connection.post("/v1/completions", self._address, json.dumps(body).encode())
+        request = json.dumps(body).encode()
+        try:
+            pieces = await connection.post("/v1/completions", self._address, request)
+        except BaseException:
+            await connection.hang_up()
+            raise
         self._idle.append(connection)
         return _sample(began, pieces)
 
@@ -108,11 +118,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._lost = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set_result(None)
         if not self._done.done():
             self._done.set_exception(error or ConnectionError("the gateway hung up"))
 
@@ -125,6 +137,10 @@ class _Connection(asyncio.Protocol):
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             await self._done
         return self._pieces
+
+    async def hang_up(self) -> None:
+        self._transport.close()
+        await self._lost
 
     def on_body(self, piece: bytes) -> None:
         self._pieces.append((time.monotonic(), piece))

@@ -30,68 +30,68 @@ class Engine(Protocol):
         """Figures of the engine's own, adding up over its life; empty for most."""
 
 
-def serve(make: Callable[[], Engine]) -> None:
+def serve(make: Callable[[], Engine], bench: type[Bench] | None = None) -> None:
     """Make the engine, say so, then answer until the input closes.
 
     ``prefill`` of ``tokens``; ``open`` of ``batch`` streams with ``context`` tokens each, then
     ``decode`` of ``steps``, then ``close``; ``generate`` for ``batch`` prompts of ``context``
     tokens, prefill included. What takes time answers with ``seconds``, the output ``tokens``, and
-    what was added to the engine's counters.
+    what was added to the engine's counters. ``bench`` may have more operations.
     """
     answers = _private_output()
     engine = make()
-    bench = _Bench(engine)
+    operations = (bench or Bench)(engine)
     _say(answers, {"ready": True})
     for line in sys.stdin:
         command = json.loads(line)
-        _say(answers, getattr(bench, command.pop("op"))(**command))
+        _say(answers, getattr(operations, command.pop("op"))(**command))
 
 
-class _Bench:
+class Bench:
     """The operations, by name. Prompts never repeat, so nothing is found in a prefix cache."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._chance = random.Random(1)
         self._batch = 0
 
     def prefill(self, tokens: int) -> dict[str, float]:
-        return self._timed(self._prompts(1, tokens), 1, 1)
+        return self.timed(self.prompts(1, tokens), 1, 1)
 
     def open(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
-        self._engine.start(self._prompts(batch, context), max_tokens)
+        self.engine.start(self.prompts(batch, context), max_tokens)
         self._batch = batch
-        self._run(3 * batch)  # all are decoding, and what the first steps set up is set up
+        self.run(3 * batch)  # all are decoding, and what the first steps set up is set up
         return {}
 
     def decode(self, steps: int) -> dict[str, float]:
-        return self._timed([], 0, steps * self._batch)
+        return self.timed([], 0, steps * self._batch)
 
     def close(self) -> dict[str, float]:
-        self._engine.stop()
+        self.engine.stop()
         return {}
 
     def generate(self, batch: int, context: int, max_tokens: int) -> dict[str, float]:
-        return self._timed(self._prompts(batch, context), max_tokens, batch * max_tokens)
+        return self.timed(self.prompts(batch, context), max_tokens, batch * max_tokens)
 
-    def _timed(self, prompts: list[list[int]], max_tokens: int, tokens: int) -> dict[str, float]:
+    def timed(self, prompts: list[list[int]], max_tokens: int, tokens: int) -> dict[str, float]:
         """Start the prompts, if there are any, and run until so many tokens came out."""
-        before = self._engine.counters()
+        before = self.engine.counters()
         began = time.perf_counter()
         if prompts:
-            self._engine.start(prompts, max_tokens)
-        done = self._run(tokens)
+            self.engine.start(prompts, max_tokens)
+        done = self.run(tokens)
         seconds = time.perf_counter() - began
-        added = {name: now - before[name] for name, now in self._engine.counters().items()}
+        added = {name: now - before[name] for name, now in self.engine.counters().items()}
         return {"seconds": seconds, "tokens": done, **added}
 
-    def _run(self, tokens: int) -> int:
+    def run(self, tokens: int) -> int:
         done = 0
         while done < tokens:
-            done += self._engine.step()
+            done += self.engine.step()
         return done
 
-    def _prompts(self, batch: int, tokens: int) -> list[list[int]]:
+    def prompts(self, batch: int, tokens: int) -> list[list[int]]:
         return [self._chance.choices(TOKENS, k=tokens) for _ in range(batch)]
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from benchmarks import worker
 from benchmarks.models import random_llama
-from benchmarks.our_worker import OurEngine
-from benchmarks.serve import _Bench
+from benchmarks.our_worker import OurBench, OurEngine
+from benchmarks.serve import Bench
 from benchmarks.worker import Worker, WorkerFailed
 
 from ekiden.core.config import EngineConfig
@@ -39,7 +39,7 @@ def engine(tiny: Path) -> Any:
 
 
 def test_tokens_and_steps_are_those_of_the_engine(engine: OurEngine):
-    bench = _Bench(engine)
+    bench = Bench(engine)
     assert bench.prefill(tokens=40)["tokens"] == 1
     bench.open(batch=3, context=20, max_tokens=60)
     told = bench.decode(steps=5)
@@ -49,8 +49,22 @@ def test_tokens_and_steps_are_those_of_the_engine(engine: OurEngine):
     assert bench.generate(batch=2, context=10, max_tokens=7)["tokens"] == 14
 
 
+def test_every_request_of_the_streams_is_answered_so_many_at_a_time(engine: OurEngine):
+    requests, most = [(10, 7), (12, 3), (9, 12), (30, 1), (5, 4)], 0
+    step = engine.step
+
+    def watched() -> int:
+        nonlocal most
+        most = max(most, engine.running)
+        return step()
+
+    engine.step = watched
+    assert OurBench(engine).streams(batch=2, requests=requests)["tokens"] == 27
+    assert (most, engine.running) == (2, 0)
+
+
 def test_closing_forgets_every_stream(engine: OurEngine):
-    bench = _Bench(engine)
+    bench = Bench(engine)
     bench.open(batch=3, context=20, max_tokens=60)
     bench.close()
     books = engine._engine.books()
@@ -58,10 +72,10 @@ def test_closing_forgets_every_stream(engine: OurEngine):
 
 
 def test_prompts_never_repeat_so_none_is_found_in_the_cache(engine: OurEngine):
-    bench = _Bench(engine)
+    bench = Bench(engine)
     for _ in range(2):
         bench.generate(batch=1, context=64, max_tokens=1)
-    first, second = (bench._prompts(1, 64)[0] for _ in range(2))
+    first, second = (bench.prompts(1, 64)[0] for _ in range(2))
     assert first[:16] != second[:16]
 
 
