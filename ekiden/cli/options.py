@@ -264,25 +264,31 @@ def add_options(
 SWITCHES = {
     "--no-enable-prefix-caching": "enable_prefix_caching",
     "--no-async-scheduling": "async_scheduling",
-    "--no-core-sharing": "core_sharing",
+    "--core-sharing": "core_sharing",
 }
-"""Options without a value that turn a field of the engine off."""
+"""Options without a value: ``--no-…`` turns a field of the engine off, others turn it on."""
 
 _SWITCHES_SAY = {
     "enable_prefix_caching": "never reuse the KV of an equal prefix",
     "async_scheduling": "plan each step only when the one before it has ended",
-    "core_sharing": "keep to the threads of a rank, though other ranks of this host be idle",
+    "core_sharing": "take more threads than those of a rank while other ranks of this host, which "
+    "share cores too, leave theirs idle; for native kernels",
 }
 
 
 def add_switches(group: Any) -> None:
     for flag, field in SWITCHES.items():
-        group.add_argument(flag, dest=field, action="store_false", help=_SWITCHES_SAY[field])
+        action = "store_false" if _turns_off(flag) else "store_true"
+        group.add_argument(flag, dest=field, action=action, help=_SWITCHES_SAY[field])
 
 
-def switched_off(args: argparse.Namespace) -> list[str]:
+def switched(args: argparse.Namespace) -> list[str]:
     """The switches that were given, as a command line again."""
-    return [flag for flag, field in SWITCHES.items() if not getattr(args, field)]
+    return [flag for flag, field in SWITCHES.items() if getattr(args, field) != _turns_off(flag)]
+
+
+def _turns_off(flag: str) -> bool:
+    return flag.startswith("--no-")
 
 
 def add_redis(group: Any) -> None:

@@ -38,7 +38,7 @@ from ekiden.cli.options import (
     port_number,
     redis_url,
     seconds,
-    switched_off,
+    switched,
 )
 from ekiden.cli.room import check_room
 from ekiden.cli.serve import name_of
@@ -128,7 +128,8 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
         for role in ("prefill", "decode")
     )  # fmt: skip
     engine_of_all(args, model_dir)
-    args.threads_per_rank = args.threads_per_rank or threads_for(pools, usable_cores())
+    if not args.threads_per_rank:
+        args.threads_per_rank, args.core_sharing = threads_for(pools, usable_cores()), True
     return Deployment(
         model_dir=model_dir,
         model_name=name_of(args.model, args.served_model_name),
@@ -136,7 +137,7 @@ def deployment(args: argparse.Namespace, model_dir: Path) -> Deployment:
         host=args.host,
         port=args.port,
         drain_grace_s=args.drain_grace_s,
-        options=(*as_argv((*_ENGINE, *_SERVICE), args), *switched_off(args)),
+        options=(*as_argv((*_ENGINE, *_SERVICE), args), *switched(args)),
         decode_options=tuple(as_argv([LOCAL_PREFILL], args)),
     )
 
@@ -151,8 +152,8 @@ def threads_for(pools: Sequence[Pool], cores: int) -> int:
     """Threads of a rank when all replicas share this machine and all compute.
 
     A replica that took all cores for itself, as it does by default, would leave its threads waiting
-    for one another: five times slower where another process is busy. What the others leave idle,
-    native kernels take by themselves.
+    for one another: five times slower where another process is busy. What the others leave idle
+    it gets by ``--core-sharing``.
     """
     ranks = sum(pool.size * pool.tp * pool.pp for pool in pools)
     return max(1, cores // ranks)

@@ -94,8 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     step_timeout_s: float = 120.0
     threads_per_rank: int = 0
     """0: the machine's cores divided by the ranks, at least 1."""
-    core_sharing: bool = True
-    """Native kernels take more threads than these while other ranks of this host are idle."""
+    core_sharing: bool = False
+    """Take more threads than these while other ranks of this host that share too are idle."""
 
     def check(self) -> EngineConfig:
         """Return self, or raise SetupError naming the option, its value and the valid choices."""

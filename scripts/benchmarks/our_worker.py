@@ -141,7 +141,6 @@ def main() -> None:
         max_model_len=MAX_MODEL_LEN,
         tensor_parallel_size=args.tp,
         threads_per_rank=max(1, args.threads // args.tp),
-        core_sharing=False,
         **dict(setting.split("=", 1) for setting in args.set),
     )
     serve(lambda: OurEngine(config, processes=args.processes or args.tp > 1), OurBench)

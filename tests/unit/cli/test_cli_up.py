@@ -66,6 +66,14 @@ def test_all_ranks_of_the_deployment_share_the_cores(cores: int, threads: int):
     assert threads_for(pools, cores) == threads
 
 
+def test_ranks_lend_one_another_cores_unless_their_threads_are_given(tmp_path: Path):
+    assert all(config.engine.core_sharing for config in workers(tmp_path).values())
+    told = workers(tmp_path, "--threads-per-rank", "2")
+    assert not any(config.engine.core_sharing for config in told.values())
+    both = workers(tmp_path, "--threads-per-rank", "2", "--core-sharing")
+    assert all(config.engine.core_sharing for config in both.values())
+
+
 def test_a_port_in_use_is_refused_before_anything_starts():
     import socket
 
