@@ -176,3 +176,16 @@ def test_a_block_that_the_cache_does_not_have_is_refused(block: int) -> None:
     for threads in (1, 2):
         with pytest.raises(KernelFailed, match="argument"):
             attend(paged, AttentionKind(0.3), threads=threads)
+
+
+def test_a_block_that_the_cache_does_not_have_is_refused_when_threads_take_turns() -> None:
+    """A long prompt's items go to whoever is free; after a refusal they are all dealt again."""
+    paged = PagedBatch([(0, 600)], kv_heads=2, group=8, dim=16, dtype=torch.float32)
+    whole = attend(paged, AttentionKind(0.3))
+    right = paged.batch.block_tables_SM[0, 20].item()
+    for threads in (2, 3):
+        paged.batch.block_tables_SM[0, 20] = -1
+        with pytest.raises(KernelFailed, match="argument"):
+            attend(paged, AttentionKind(0.3), threads=threads)
+        paged.batch.block_tables_SM[0, 20] = right
+        assert torch.equal(attend(paged, AttentionKind(0.3), threads=threads), whole)

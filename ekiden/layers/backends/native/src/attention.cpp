@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "items.h"
+#include "turns.h"
 
 namespace ekiden {
 namespace {
@@ -79,6 +80,9 @@ class Attention {
   int run();
 
  private:
+  int run_turns();
+  bool readable(const Item& item);
+  void merge_chunk(const Item& item, int64_t chunk);
   void load_queries(const Item& item, int64_t head);
   void look_ahead(const Item& item, int64_t next, int strips);
   void add_chunk(const Item& item, int64_t chunk);
@@ -242,27 +246,37 @@ void Attention<T>::save(const Item& item, float* to) const {
 }
 
 template <class T>
+bool Attention<T>::readable(const Item& item) {
+  const bool all = call_.holds(item.sequence, item.from / kTile * kTile, item.to);
+  if (!all) error_ = kBadArgument;
+  return all;
+}
+
+template <class T>
+void Attention<T>::merge_chunk(const Item& item, int64_t chunk) {
+  add_chunk(item, item.first_chunk + chunk);
+  for (int r = 0; r < item.rows(); ++r) {
+    merge(work_.whole, r, work_.chunk.values + r * columns_, work_.chunk.peaks[r],
+          work_.chunk.totals + r * kLanes, columns_);
+  }
+}
+
+template <class T>
 int Attention<T>::run() {
   const Division division(call_, team_.threads);
+  if (division.in_turns()) return run_turns();
   std::optional<Pending> pending;
   each_item(call_, [&](const Item& item, int64_t head, int64_t before) {
     const Part part = division.part(item, before, team_.thread);
-    if (!part.mine && part.begin == part.end) return;
-    if (!call_.holds(item.sequence, item.from / kTile * kTile, item.to)) {
-      error_ = kBadArgument;
-      return;
-    }
+    if ((!part.mine && part.begin == part.end) || !readable(item)) return;
     begin(item, head);
     if (part.mine) work_.whole.clear(item.rows(), columns_);
     for (int64_t c = part.begin; c < part.end; ++c) {
-      add_chunk(item, item.first_chunk + c);
-      if (!part.mine) {
+      if (part.mine) {
+        merge_chunk(item, c);
+      } else {
+        add_chunk(item, item.first_chunk + c);
         save(item, saved(item, division.owner(before), c));
-        continue;
-      }
-      for (int r = 0; r < item.rows(); ++r) {
-        merge(work_.whole, r, work_.chunk.values + r * columns_, work_.chunk.peaks[r],
-              work_.chunk.totals + r * kLanes, columns_);
       }
     }
     if (!part.mine) return;
@@ -273,6 +287,25 @@ int Attention<T>::run() {
     team_.barrier();
     if (pending) finish(*pending);
   }
+  return error_;
+}
+
+template <class T>
+int Attention<T>::run_turns() {
+  Turns turns(team_, Phase::First);
+  int64_t index = 0, mine = turns.next();
+  each_item(call_, [&](const Item& item, int64_t head, int64_t) {
+    if (index++ != mine) return;
+    if (readable(item)) {
+      begin(item, head);
+      work_.whole.clear(item.rows(), columns_);
+      for (int64_t c = 0; c < item.chunks; ++c) merge_chunk(item, c);
+      write(item, head);
+    }
+    mine = turns.next();
+  });
+  team_.barrier();
+  Turns(team_, Phase::Last);
   return error_;
 }
 

@@ -9,6 +9,7 @@ namespace ekiden {
 
 constexpr int kChunk = 512;      // keys of one partial sum
 constexpr int kSplitRows = 16;   // items of at most so many rows may be shared by threads
+constexpr int64_t kItemsEach = 8;  // of the largest, that a thread must have to take turns
 constexpr int64_t kTileCost = 12;  // reading a tile costs what so many rows' arithmetic does
 
 struct Call {
@@ -119,8 +120,18 @@ struct Part {
 class Division {
  public:
   Division(const Call& call, int threads) : threads_(threads), columns_(call.columns()) {
-    each_item(call, [&](const Item& item, int64_t, int64_t) { total_ += item.cost(); });
+    int64_t most = 0, many = 0;
+    each_item(call, [&](const Item& item, int64_t, int64_t) {
+      total_ += item.cost();
+      most = std::max(most, item.cost());
+      if (item.rows() > kSplitRows) many += item.cost();
+    });
+    in_turns_ = threads > 1 && 2 * many >= total_ && most * threads * kItemsEach <= total_;
   }
+
+  // Whether threads take whole items as they come for them instead: prompts have so many that none
+  // needs to be shared, and a thread that is held up then takes fewer.
+  bool in_turns() const { return in_turns_; }
 
   Part part(const Item& item, int64_t before, int thread) const {
     const int64_t low = total_ * thread / threads_, high = total_ * (thread + 1) / threads_;
@@ -154,6 +165,7 @@ class Division {
   int threads_;
   int columns_;
   int64_t total_ = 0;
+  bool in_turns_ = false;
 };
 
 }  // namespace ekiden
