@@ -26,7 +26,9 @@ from tiny_llama import (
 from ekiden.core.errors import DeadlineExceeded, InvariantBroken, ReplicaFailed, SetupError
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.engine.process_executor import ProcessExecutor
+from ekiden.layers.backends.native import cores
 from ekiden.models.config import ModelConfig
+from tests.unit.native.native_rig import needs_native
 
 PROMPTS = [PROMPT, PROMPT[:9]]
 ECHO = "echo_port:echo"
@@ -53,10 +55,9 @@ def start(model_dir: Path) -> Iterator[Start]:
     started: list[ProcessExecutor] = []
 
     def begin(**fields: Any) -> ProcessExecutor:
-        layout = {name: fields.pop(name) for name in ("tp", "pp") if name in fields}
-        executor = ProcessExecutor(
-            tiny_config(model_dir, **layout), ModelConfig.from_dir(model_dir), epoch=7, **fields
-        )
+        layout = {name: fields.pop(name) for name in ("tp", "pp", "core_sharing") if name in fields}
+        config = tiny_config(model_dir, **layout)
+        executor = ProcessExecutor(config, ModelConfig.from_dir(model_dir), epoch=7, **fields)
         started.append(executor)
         return executor
 
@@ -290,6 +291,21 @@ def test_a_port_message_without_a_port_is_refused(start: Start) -> None:
     executor.close()
     executor.close()
     assert not [path for path in Path("/dev/shm").glob("*ekiden*") if path.is_file()]
+
+
+def seated() -> set[int]:
+    """Processes that share this host's cores."""
+    table = Path(f"/dev/shm/ekiden-{os.geteuid()}/cores")
+    if not table.exists():
+        return set()
+    return {seat.pid for seat in (cores._Seat * cores.SEATS).from_buffer_copy(table.read_bytes())}
+
+
+@needs_native
+def test_ranks_share_cores_where_they_are_told_to(start: Start) -> None:
+    sharing, alone = start(tp=2, core_sharing=True), start()
+    assert set(sharing.processes) <= seated()
+    assert not set(alone.processes) & seated()
 
 
 def test_the_driver_is_imported_without_torch() -> None:
