@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.linear import ColumnLinear, RowLinear
-from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops
+from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops, WidthNorm
 from ekiden.layers.rope import Rotation
 from ekiden.layers.site import Site
-from ekiden.layers.width_norm import WidthNorm
+from ekiden.parallel.communicator import Communicator
 from ekiden.parallel.split import HeadShare, head_split
 
 
@@ -45,6 +45,7 @@ class Attention:
     qkv: ColumnLinear
     out: RowLinear
     ops: Ops
+    tp: Communicator
     width_norm: WidthNorm | None
 
     @classmethod
@@ -68,6 +69,7 @@ class Attention:
                 bias=spec.o_bias,
             ),
             ops=site.ops,
+            tp=site.tp,
             width_norm=_width_norm(site, prefix, spec, share) if spec.qk_norm == "whole" else None,
         )
 
@@ -77,7 +79,7 @@ class Attention:
         """[T, C] to [T, C]; writes this step's keys and values into ``cache``."""
         qkv_TE = self.qkv(hidden_TC)
         if self.width_norm is not None:
-            qkv_TE = self.width_norm(qkv_TE)
+            qkv_TE = self.ops.width_norm(qkv_TE, self.width_norm, self.tp)
         q_TND = self.ops.rotate_and_store(qkv_TE, self.shape, rotation, cache, batch)
         attended_TND = self.ops.attend(q_TND, cache, self.shape.layer, batch, self.kind)
         return self.out(attended_TND.flatten(1))
@@ -125,5 +127,4 @@ def _width_norm(site: Site, prefix: str, spec: AttentionSpec, share: HeadShare) 
         counts_k=holders.index(next(h for h in holders if h.kv_start == share.kv_start))
         == site.tp.rank,
         eps=spec.norm_eps,
-        site=site,
     )

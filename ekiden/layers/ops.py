@@ -31,6 +31,19 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
+class WidthNorm(NamedTuple):
+    """RMSNorm over the whole width of q and over that of k, all ranks' heads together (OLMo 2)."""
+
+    q_weight_Q: Tensor
+    """float32, this rank's part."""
+    k_weight_W: Tensor
+    widths: tuple[int, int]
+    """Of q and of k, over all ranks."""
+    counts_k: bool
+    """No rank before this one has its KV heads, so their squares are added here."""
+    eps: float
+
+
 class HeadShape(NamedTuple):
     """The heads of one rank's attention layer, and its place in the rank's cache."""
 
@@ -73,6 +86,16 @@ class Ops(Protocol):
         """(norm(sum), sum), where sum = residual + x rounded to their dtype.
 
         ``residual_TC`` may be overwritten with the sum.
+        """
+
+    def add(self, residual_TC: Tensor, x_TC: Tensor) -> Tensor:
+        """``residual_TC + x_TC``; the first may be overwritten."""
+
+    def width_norm(self, qkv_TE: Tensor, norm: WidthNorm, tp: Communicator) -> Tensor:
+        """[T, E] with q and k normed and v as it is; ``qkv_TE`` may be overwritten.
+
+        Raises:
+            ReplicaFailed: as ``tp.all_reduce``.
         """
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:

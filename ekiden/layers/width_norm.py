@@ -1,5 +1,8 @@
 """RMSNorm over the whole width of q and of k, whose heads are split over the TP ranks (OLMo 2).
 
+In two halves, in plain torch: the ranks add up between them what the first gives, so that each
+norms by the whole width.
+
 Shapes: T tokens, E = Q + 2 W: this rank's widths of q, k and v.
 """
 
@@ -8,37 +11,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ekiden.layers.site import Site
+from ekiden.layers.ops import WidthNorm
 
 
-class WidthNorm:
-    """The ranks add up their sums of squares, so that each norms by the whole width."""
+def parts(qkv_TE: Tensor, norm: WidthNorm) -> tuple[Tensor, ...]:
+    """Views of q, k and v."""
+    width_q, width_k = len(norm.q_weight_Q), len(norm.k_weight_W)
+    return torch.split(qkv_TE, [width_q, width_k, width_k], dim=1)
 
-    def __init__(
-        self,
-        q_weight_Q: Tensor,
-        k_weight_W: Tensor,
-        *,
-        widths: tuple[int, int],
-        counts_k: bool,
-        eps: float,
-        site: Site,
-    ) -> None:
-        """``widths`` of q and k: of all ranks. ``counts_k``: no rank before has these KV heads."""
-        self.q_weight_Q = q_weight_Q
-        self.k_weight_W = k_weight_W
-        self.widths_2 = torch.tensor(widths, dtype=torch.float32, device=q_weight_Q.device)
-        self.counts_k = counts_k
-        self.eps = eps
-        self.tp = site.tp
 
-    def __call__(self, qkv_TE: Tensor) -> Tensor:
-        """The same with q and k normed; computed in float32, dtype kept."""
-        width_q, width_k = len(self.q_weight_Q), len(self.k_weight_W)
-        q_TQ, k_TW, v_TW = torch.split(qkv_TE, [width_q, width_k, width_k], dim=1)
-        q_TQ, k_TW = q_TQ.float(), k_TW.float()
-        squares_T2 = torch.stack((q_TQ.square().sum(1), k_TW.square().sum(1) * self.counts_k), 1)
-        scale_T2 = (self.tp.all_reduce(squares_T2) / self.widths_2 + self.eps).rsqrt()
-        q_TQ = q_TQ * scale_T2[:, :1] * self.q_weight_Q
-        k_TW = k_TW * scale_T2[:, 1:] * self.k_weight_W
-        return torch.cat((q_TQ.to(v_TW.dtype), k_TW.to(v_TW.dtype), v_TW), dim=1)
+def squares(qkv_TE: Tensor, norm: WidthNorm) -> Tensor:
+    """Float32 [T, 2]: this rank's sums of squares of q and of k."""
+    q_TQ, k_TW, _ = parts(qkv_TE, norm)
+    of_q_T, of_k_T = (part.float().square().sum(1) for part in (q_TQ, k_TW))
+    return torch.stack((of_q_T, of_k_T * norm.counts_k), 1)
+
+
+def scale(qkv_TE: Tensor, squares_T2: Tensor, norm: WidthNorm) -> Tensor:
+    """[T, E] normed by the squares of all ranks; computed in float32, dtype kept."""
+    q_TQ, k_TW, v_TW = parts(qkv_TE, norm)
+    of_q_T1, of_k_T1 = (
+        (squares_T2[:, i, None] / width + norm.eps).rsqrt() for i, width in enumerate(norm.widths)
+    )
+    q_TQ = (q_TQ * of_q_T1 * norm.q_weight_Q).to(qkv_TE.dtype)
+    k_TW = (k_TW * of_k_T1 * norm.k_weight_W).to(qkv_TE.dtype)
+    return torch.cat((q_TQ, k_TW, v_TW), dim=1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,10 +24,10 @@ from ekiden.parallel.mesh import Mesh
 
 
 class Layer(Protocol):
-    """One layer. What it adds to the residual stream is left to the next one's first norm."""
+    """One layer, which calls nothing but ``Ops``, so that a step can be recorded.
 
-    recordable: ClassVar[bool]
-    """Whether it calls nothing but the kernels behind ``Ops``."""
+    What it adds to the residual stream is left to the next one's first norm.
+    """
 
     def __call__(
         self,
@@ -43,8 +43,6 @@ class Layer(Protocol):
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderLayer:
     """Attention and MLP, each behind a norm and added to its input."""
-
-    recordable: ClassVar[bool] = True
 
     attention_norm: RMSNorm
     attention: Attention
@@ -93,8 +91,7 @@ class Decoder:
         self.embedding = embedding
         self.norm = norm
         self.head = head
-        recordable = all(layer.recordable for layer in layers)
-        self._steps = Steps(ops, self._stage, max_blocks, recordable=recordable)
+        self._steps = Steps(ops, self._stage, max_blocks)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: Tensor) -> Tensor | None:

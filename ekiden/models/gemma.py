@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,8 +21,6 @@ from ekiden.models.stage import load_norm, rope_of
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SandwichLayer:
     """Attention and MLP, each between two norms and then added to its input."""
-
-    recordable: ClassVar[bool] = True
 
     before_attention: RMSNorm
     attention: Attention

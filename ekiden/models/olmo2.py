@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from ekiden.layers.attention import Attention
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.mlp import GatedMlp
 from ekiden.layers.norm import RMSNorm
+from ekiden.layers.ops import Ops
 from ekiden.layers.rope import Rotation
 from ekiden.layers.site import Site
 from ekiden.models.config import ModelConfig
@@ -23,12 +23,11 @@ from ekiden.models.stage import load_norm
 class PostNormLayer:
     """Attention and MLP, each followed by a norm and then added to its input."""
 
-    recordable: ClassVar[bool] = False  # sums and wide norms are plain torch
-
     attention: Attention
     after_attention: RMSNorm
     mlp: GatedMlp
     after_mlp: RMSNorm
+    ops: Ops
 
     def __call__(
         self,
@@ -38,9 +37,9 @@ class PostNormLayer:
         batch: ForwardBatch,
         cache: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        hidden_TC = hidden_TC if delta_TC is None else hidden_TC + delta_TC
+        hidden_TC = hidden_TC if delta_TC is None else self.ops.add(hidden_TC, delta_TC)
         attended_TC = self.attention(hidden_TC, rotations[0], batch, cache)
-        hidden_TC = hidden_TC + self.after_attention(attended_TC)
+        hidden_TC = self.ops.add(hidden_TC, self.after_attention(attended_TC))
         return hidden_TC, self.after_mlp(self.mlp(hidden_TC))
 
 
@@ -51,4 +50,5 @@ def load_layer(model: ModelConfig, site: Site, index: int, local: int) -> PostNo
         after_attention=load_norm(model, site, f"{prefix}.post_attention_layernorm.weight"),
         mlp=load_mlp(model, site, index),
         after_mlp=load_norm(model, site, f"{prefix}.post_feedforward_layernorm.weight"),
+        ops=site.ops,
     )

@@ -42,16 +42,10 @@ class Steps:
     """Runs ``body`` on a step: recorded where the kernels can, else directly."""
 
     def __init__(
-        self,
-        ops: Ops,
-        body: Callable[[StepInputs, Tensor], Outputs],
-        max_blocks: int,
-        *,
-        recordable: bool = True,
+        self, ops: Ops, body: Callable[[StepInputs, Tensor], Outputs], max_blocks: int
     ) -> None:
-        """``max_blocks``: the longest block table. ``recordable``: ``body`` calls only ``ops``."""
+        """``body`` calls nothing but ``ops``; ``max_blocks`` is the longest block table."""
         self._ops = ops
-        self._recordable = recordable
         self._body = body
         self._max_blocks = max_blocks
         self._recorded: dict[tuple[int, int], Recorded] = {}
@@ -59,8 +53,7 @@ class Steps:
     def run(self, inputs: StepInputs, cache: Tensor) -> Outputs:
         """``body(inputs, cache)``. Outputs hold until the next call."""
         rows = len(inputs.batch.tokens_T)
-        fits = self._recordable and inputs.batch.is_decode
-        bucket = self._ops.bucket(rows) if fits else 0
+        bucket = self._ops.bucket(rows) if inputs.batch.is_decode else 0
         if not bucket:
             return self._body(inputs, cache)
         recorded = self._recorded.get((bucket, cache.data_ptr()))

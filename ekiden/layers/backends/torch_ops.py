@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ekiden.cache.tensors import as_numbers, as_stored, write_kv
+from ekiden.layers import width_norm
 from ekiden.layers.batch import ForwardBatch
 from ekiden.layers.grouping import AttentionGroup
-from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Linear
+from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Linear, WidthNorm
 from ekiden.layers.quantised import dequantise
 from ekiden.layers.rope import Rotation, rotate
 from ekiden.layers.weights import DenseWeight, LinearWeight
@@ -45,6 +46,13 @@ class TorchOps:
     ) -> tuple[Tensor, Tensor]:
         total_TC = residual_TC + x_TC
         return self.norm(total_TC, weight, eps), total_TC
+
+    def add(self, residual_TC: Tensor, x_TC: Tensor) -> Tensor:
+        return residual_TC + x_TC
+
+    def width_norm(self, qkv_TE: Tensor, norm: WidthNorm, tp: Communicator) -> Tensor:
+        squares_T2 = self.all_reduce(width_norm.squares(qkv_TE, norm), tp)
+        return width_norm.scale(qkv_TE, squares_T2, norm)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)

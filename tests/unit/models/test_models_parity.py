@@ -19,6 +19,7 @@ from tests.unit.models.tiny import (
     reference_logits,
     worst_error,
 )
+from tests.unit.native.native_rig import needs_native
 
 TOLERANCE = 1e-4
 
@@ -50,6 +51,18 @@ def test_a_family_equals_transformers_alone_and_split(tmp_path: Path, family: st
     reference = make_checkpoint(tmp_path, family)
     assert worst_error(Replica(tmp_path), reference) < TOLERANCE
     assert worst_error(Replica(tmp_path, tp=2, pp=2), reference) < TOLERANCE
+
+
+@needs_native
+@pytest.mark.parametrize("family", ["gemma2", "llama3", "olmo2"])
+def test_decode_steps_of_every_kind_of_layer_are_recorded(tmp_path: Path, family: str) -> None:
+    make_checkpoint(tmp_path, family)
+    replica = Replica(tmp_path, kernels="native")
+    replica.step([Span([1, 2, 3], 0, [0], 1)])
+    steps = replica.ranks[0]._steps  # type: ignore[attr-defined]
+    assert not steps._recorded
+    replica.step([Span([4], 3, [0], 1)])
+    assert steps._recorded
 
 
 def test_a_width_norm_counts_replicated_kv_heads_once(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from ekiden.cache.scaled import LARGEST
 from ekiden.layers.backends.torch_ops import TorchOps
 from ekiden.layers.backends.triton.ops import TritonOps
 from ekiden.layers.batch import ForwardBatch, Span
-from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops
+from ekiden.layers.ops import AttentionKind, HeadNorm, HeadShape, Ops, WidthNorm
 from ekiden.layers.quantised import quantise, quantise_e4m3
 from ekiden.layers.rope import Rope
 from ekiden.layers.weights import DenseWeight, LinearWeight
+from ekiden.parallel.local import local_meshes
 
 Differences = Iterator[tuple[str, float]]
 """What was compared, and the largest difference over the bound: right below 1."""
@@ -88,10 +89,14 @@ def _simple(theirs: Ops, ours: Ops, inputs: Inputs, sizes: Sizes) -> Differences
     x, residual = inputs(7, sizes.hidden), inputs(7, sizes.hidden)
     weight = inputs(sizes.hidden, dtype=torch.float32)
     gate_up, table = inputs(7, 2 * sizes.inner), inputs(sizes.vocab, sizes.hidden)
+    qkv, one = inputs(7, 3 * sizes.hidden), local_meshes(1, 1)[0].tp
+    wide = WidthNorm(weight, weight, (sizes.hidden, sizes.hidden), True, 1e-5)
     tokens = torch.tensor([3, 9, 0, sizes.vocab - 1, 12], device=inputs.device)
     calls: dict[str, Callable[[Ops], Tensor]] = {
         "norm": lambda ops: ops.norm(x, weight, 1e-5),
         "add_norm": lambda ops: torch.cat(ops.add_norm(residual.clone(), x, weight, 1e-5)),
+        "add": lambda ops: ops.add(residual.clone(), x),
+        "width norm": lambda ops: ops.width_norm(qkv.clone(), wide, one),
         "silu gate": lambda ops: ops.gated(gate_up, "silu"),
         "gelu gate": lambda ops: ops.gated(gate_up, "gelu_tanh"),
         "embed": lambda ops: ops.embed(tokens, table, 0),

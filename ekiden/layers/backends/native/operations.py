@@ -23,12 +23,13 @@ MAX_HEAD_DIM = 256
 
 
 def norm(x_TC: Tensor, weight_C: Tensor, eps: float, out_TC: Tensor) -> Op:
+    """``out_TC`` may be ``x_TC``, and columns of something wider."""
     rows, width = x_TC.shape
     return op(
         Kind.NORM,
         x_TC.dtype,
         [x_TC.data_ptr(), _weight(weight_C), out_TC.data_ptr()],
-        [rows, width, x_TC.stride(0), width],
+        [rows, width, x_TC.stride(0), out_TC.stride(0)],
         [eps],
     )
 

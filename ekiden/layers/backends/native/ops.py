@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ekiden.core.errors import InvariantBroken
+from ekiden.layers import width_norm
 from ekiden.layers.backends.native import operations, packed
 from ekiden.layers.backends.native.arena import Arena
 from ekiden.layers.backends.native.build import NativeUnavailable
@@ -20,7 +21,7 @@ from ekiden.layers.backends.native.cores import Seat
 from ekiden.layers.backends.native.library import DTYPES, Op, Pool
 from ekiden.layers.backends.native.tape import Outputs, Tape, run
 from ekiden.layers.batch import ForwardBatch
-from ekiden.layers.ops import AttentionKind, HeadShape, Linear
+from ekiden.layers.ops import AttentionKind, HeadShape, Linear, WidthNorm
 from ekiden.layers.rope import Rotation
 from ekiden.layers.weights import DenseWeight, GroupedWeight, LinearWeight
 from ekiden.parallel.communicator import Communicator, SharedSums
@@ -68,6 +69,25 @@ class NativeOps:
         out_TC = self.empty(x_TC.shape, x_TC.dtype)
         self.do(operations.add_norm(_rows(residual_TC), _rows(x_TC), weight, eps, out_TC))
         return out_TC, residual_TC
+
+    def add(self, residual_TC: Tensor, x_TC: Tensor) -> Tensor:
+        self.call(lambda: _add_into(residual_TC, x_TC))
+        return residual_TC
+
+    def width_norm(self, qkv_TE: Tensor, norm: WidthNorm, tp: Communicator) -> Tensor:
+        if tp.size > 1:
+            return self._width_norm_of_ranks(qkv_TE, norm, tp)
+        q_TQ, k_TW, _ = width_norm.parts(qkv_TE, norm)
+        self.do(operations.norm(q_TQ, norm.q_weight_Q, norm.eps, q_TQ))
+        self.do(operations.norm(k_TW, norm.k_weight_W, norm.eps, k_TW))
+        return qkv_TE
+
+    def _width_norm_of_ranks(self, qkv_TE: Tensor, norm: WidthNorm, tp: Communicator) -> Tensor:
+        squares_T2 = self.empty((len(qkv_TE), 2), torch.float32)
+        self.call(lambda: _copy_into(squares_T2, width_norm.squares(qkv_TE, norm)))
+        total_T2 = self.all_reduce(squares_T2, tp)
+        self.call(lambda: _copy_into(qkv_TE, width_norm.scale(qkv_TE, total_T2, norm)))
+        return qkv_TE
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         out_TI = self.empty((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
@@ -203,6 +223,14 @@ def _rows(x: Tensor) -> Tensor:
     if x.stride(-1) == 1 and (x.dim() == 2 or x.is_contiguous()):
         return x if x.dim() == 2 else x.view(-1, x.shape[-1])
     raise ValueError(f"rows of {list(x.shape)} with strides {list(x.stride())} do not lie in rows")
+
+
+def _add_into(total: Tensor, x: Tensor) -> None:
+    total += x
+
+
+def _copy_into(out: Tensor, x: Tensor) -> None:
+    out.copy_(x)
 
 
 def _sum_into(x: Tensor, tp: Communicator) -> None:

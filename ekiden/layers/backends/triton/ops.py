@@ -12,12 +12,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ekiden.layers import width_norm
 from ekiden.layers.backends.triton import embed, gated, graphs, kv, norm, rope
 from ekiden.layers.backends.triton.decode import decode_attention
 from ekiden.layers.backends.triton.linear import make_linear
 from ekiden.layers.backends.triton.prefill import prefill_attention
 from ekiden.layers.batch import ForwardBatch
-from ekiden.layers.ops import AttentionKind, HeadShape, Linear
+from ekiden.layers.ops import AttentionKind, HeadShape, Linear, WidthNorm
 from ekiden.layers.rope import Rotation
 from ekiden.layers.weights import LinearWeight
 from ekiden.parallel.communicator import Communicator
@@ -47,6 +48,13 @@ class TritonOps:
         self, residual_TC: Tensor, x_TC: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         return norm.add_rms_norm(x_TC, residual_TC, weight, eps)
+
+    def add(self, residual_TC: Tensor, x_TC: Tensor) -> Tensor:
+        return residual_TC + x_TC
+
+    def width_norm(self, qkv_TE: Tensor, norm: WidthNorm, tp: Communicator) -> Tensor:
+        squares_T2 = self.all_reduce(width_norm.squares(qkv_TE, norm), tp)
+        return width_norm.scale(qkv_TE, squares_T2, norm)
 
     def gated(self, gate_up: Tensor, activation: str) -> Tensor:
         return gated.gated(gate_up, activation)
