@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kStripRows = 12;
 // Steps along k between which the sums rest in memory, so that the weights between stay in L2.
 constexpr int64_t kBlockSteps = 2048;
+// From so many rows on, arithmetic leaves room to bring what comes so many steps later into L1.
+constexpr int64_t kNearRows = 9, kNearSteps = 32;
 constexpr int64_t kStripSums = kStripRows * kPanel;
 constexpr int64_t kSumsBytes = kChunkRows / kStripRows * kStripSums * 4;
 
@@ -51,6 +53,11 @@ void multiply(const Tile& tile) {
     }
     _mm_prefetch(ahead, _MM_HINT_T1);
     _mm_prefetch(ahead + 64, _MM_HINT_T1);
+    if constexpr (kRows >= kNearRows) {
+      _mm_prefetch(panel + kNearSteps * kStepBytes, _MM_HINT_T0);
+      _mm_prefetch(panel + kNearSteps * kStepBytes + 64, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(x + kNearSteps * kRows), _MM_HINT_T0);
+    }
     x += kRows;
     panel += kStepBytes;
     ahead += tile.ahead_bytes;
