@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from benchmarks.serve import Bench, serve
-from ekiden.core.clock import MonotonicClock
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import Request, SamplingParams
-from ekiden.engine.engine import Engine
+from ekiden.engine.build import build_engine
 from ekiden.engine.executor import Executor
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.engine.plan import StepPlan, StepResult
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
-from ekiden.text.factory import text_factory
 
 MAX_MODEL_LEN = 4096
 COUNTED = ("compute_s", "collective_s", "collective_bytes", "idle_s")
@@ -55,16 +53,7 @@ class OurEngine:
         model = ModelConfig.from_dir(config.model_dir)
         run = ProcessExecutor if processes else InlineExecutor
         self._executor = Counted(run(config, model))
-        self._engine = Engine(
-            config,
-            self._executor,
-            eos_token_ids=model.eos_token_ids,
-            vocab_size=model.vocab_size,
-            max_model_len=model.resolve_max_model_len(config),
-            model_fingerprint="bench",
-            text_factory=text_factory(config.model_dir),
-            clock=MonotonicClock(),
-        )
+        self._engine = build_engine(config, self._executor, model)
         self._name = config.model_name
         self._numbers = itertools.count()
         self._known: set[str] = set()
