@@ -40,7 +40,7 @@ class Replica:
         self._engine = build_engine(config, self._executor, model)
         self._left, self._over = 0, threading.Event()
         self._busy: tuple[float, ...] = ()
-        self._loop = EngineLoop(self._engine, self._hear, self._fail)
+        self._loop = EngineLoop(self._engine, self._executor, self._hear, self._fail)
         self._loop.start()
 
     def _hear(self, output: EngineOutput) -> None:

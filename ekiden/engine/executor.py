@@ -69,3 +69,26 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End every rank and wait for it, with a deadline; kills what does not end."""
+
+
+class HostingExecutor(Executor, Protocol):
+    """An executor that hears its ranks on a thread of its own and lends it to the engine.
+
+    So a result is applied, told and followed by the next plan without waking another thread.
+    """
+
+    def host(self, turn: Callable[[], None]) -> None:
+        """From now on call ``turn`` on that thread, always the same one: whenever a rank has said
+        something, after each ``wake``, and at least every second. Set once.
+        """
+
+    def wake(self) -> None:
+        """Make ``turn`` be called soon. Any thread."""
+
+    def poll(self, timeout_s: float) -> StepResult | None:
+        """The result of the oldest submitted step, if it is there: ``collect`` without waiting.
+
+        Raises:
+            ReplicaFailed: a step is in flight that will never end, as in ``collect``.
+            DeadlineExceeded: the oldest step has been waited for longer than ``timeout_s``.
+        """

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from threading import Condition, Lock
 
-from ekiden.core.clock import Clock
+from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import DeadlineExceeded, EkidenError, InvariantBroken
 from ekiden.engine.executor import PortListener
 from ekiden.engine.plan import StepResult
@@ -44,8 +44,10 @@ def merge(results: Sequence[StepResult], tp: int) -> StepResult:
 class InFlight:
     """Steps submitted and not yet collected, and the first cause of the replica's failure."""
 
-    def __init__(self, ranks: int, limit: int, tp: int = 1) -> None:
+    def __init__(self, ranks: int, limit: int, tp: int = 1, *, clock: Clock | None = None) -> None:
         """``ranks`` answer each step, ``tp`` of them a stage; ``limit`` steps at once."""
+        self._clock = clock or MonotonicClock()
+        self._oldest_since = 0.0
         self._ranks = ranks
         self._tp = tp
         self._limit = limit
@@ -68,6 +70,8 @@ class InFlight:
                     f"step {step} was submitted while steps {list(self._steps)} were in flight: "
                     f"at most {self._limit}, each once"
                 )
+            if not self._steps:
+                self._oldest_since = self._clock.now()
             self._steps[step] = {}
 
     def done(self, rank: int, result: StepResult) -> None:
@@ -88,21 +92,41 @@ class InFlight:
             if not self._steps:
                 raise self.failure or InvariantBroken("no step is in flight to be collected")
             step, answers = next(iter(self._steps.items()))
-            self._changed.wait_for(lambda: self._over(answers), timeout_s)
-            if len(answers) == self._ranks:
-                del self._steps[step]
-                return merge([answers[rank] for rank in range(self._ranks)], self._tp)
-            if self.failure is not None:
-                raise self.failure
-            silent = [rank for rank in range(self._ranks) if rank not in answers]
-            raise DeadlineExceeded(
-                f"step {step} was not finished by ranks {silent} within {timeout_s:g} s",
-                state=f"step {step}",
-                peer=f"ranks {silent}",
-            )
+            if not self._changed.wait_for(lambda: self._over(answers), timeout_s):
+                raise self._late(step, answers, timeout_s)
+            return self._take(step, answers)
+
+    def poll(self, timeout_s: float) -> StepResult | None:
+        """The same if it is there, as ``HostingExecutor.poll`` says; None if no step is over."""
+        with self._changed:
+            if not self._steps:
+                return None
+            step, answers = next(iter(self._steps.items()))
+            if self._over(answers):
+                return self._take(step, answers)
+            if self._clock.now() - self._oldest_since > timeout_s:
+                raise self._late(step, answers, timeout_s)
+            return None
 
     def _over(self, answers: dict[int, StepResult]) -> bool:
         return len(answers) == self._ranks or self.failure is not None
+
+    def _take(self, step: int, answers: dict[int, StepResult]) -> StepResult:
+        if self.failure is not None and len(answers) < self._ranks:
+            raise self.failure
+        del self._steps[step]
+        self._oldest_since = self._clock.now()
+        return merge([answers[rank] for rank in range(self._ranks)], self._tp)
+
+    def _late(
+        self, step: int, answers: dict[int, StepResult], timeout_s: float
+    ) -> DeadlineExceeded:
+        silent = [rank for rank in range(self._ranks) if rank not in answers]
+        return DeadlineExceeded(
+            f"step {step} was not finished by ranks {silent} within {timeout_s:g} s",
+            state=f"step {step}",
+            peer=f"ranks {silent}",
+        )
 
 
 class Startup:

@@ -1,16 +1,14 @@
-"""The thread that runs an engine, and the one that waits for its ranks.
+"""Runs an engine on the thread that hears its ranks.
 
-The engine's thread never waits for a model step: it submits plans, a second thread collects them,
-and results come back as they end. So a call (a cancel, a
-reservation, a hand-off token) is run at once, even in the middle of a long step, and what comes out
-of it is told at once. With nothing to do both threads sleep.
+One thread, and it never waits for a model step: it takes in what the ranks have done, tells it,
+sends the next plans and sleeps until something comes. So a call (a cancel, a reservation, a
+hand-off token) is run at once, even in the middle of a long step, and what comes out of it is told
+at once. A thread of the engine's own, and one that waited for steps, cost three wake-ups a step.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,47 +22,12 @@ from ekiden.core.errors import (
     Unavailable,
 )
 from ekiden.engine.engine import Engine, EngineOutput
-from ekiden.engine.executor import Executor
-from ekiden.engine.plan import StepPlan, StepResult
+from ekiden.engine.executor import HostingExecutor
 
 T = TypeVar("T")
 
 MAX_CALLS = 65_536
 """Calls waiting for the engine's thread. It takes them at once, so more means it is stuck."""
-
-
-class _Steps:
-    """Waits for the steps that were submitted, in order, on a thread of its own."""
-
-    def __init__(
-        self,
-        executor: Executor,
-        timeout_s: float,
-        on_result: Callable[[StepResult], None],
-        on_error: Callable[[BaseException], None],
-    ) -> None:
-        self._executor = executor
-        self._timeout_s = timeout_s
-        self._on_result = on_result
-        self._on_error = on_error
-        # The engine keeps at most max_in_flight steps about; one more place for the end mark.
-        self._due: queue.Queue[bool] = queue.Queue(executor.max_in_flight + 1)
-        self.thread = threading.Thread(target=self._run, name="ekiden-steps", daemon=True)
-
-    def submit(self, plan: StepPlan) -> None:
-        """Hand the plan to the ranks at once: one planned ahead must be there when they want it."""
-        self._executor.submit(plan)
-        self._due.put_nowait(True)
-
-    def end(self) -> None:
-        self._due.put_nowait(False)
-
-    def _run(self) -> None:
-        try:
-            while self._due.get():
-                self._on_result(self._executor.collect(self._timeout_s))
-        except BaseException as error:
-            self._on_error(error)
 
 
 class EngineLoop:
@@ -73,29 +36,29 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
+        executor: HostingExecutor,
         on_output: Callable[[EngineOutput], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """``on_output`` gets every output that is not empty, in order; ``on_fatal`` is called once
-        when the engine or its ranks broke, after which every call fails.
+        """``executor`` is the engine's own. ``on_output`` gets every output that is not empty, in
+        order; ``on_fatal`` is called once when the engine or its ranks broke, after which every
+        call fails.
         """
         self._engine = engine
+        self._executor = executor
         self._on_output = on_output
         self._on_fatal = on_fatal
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._calls: deque[tuple[Callable[[Engine], Any], Future[Any]]] = deque()
-        self._results: deque[StepResult] = deque()
-        self._failure: BaseException | None = None
-        self._ended: EkidenError | None = None
+        self._refusal: EkidenError | None = None
         self._stopping = False
-        self._steps = _Steps(
-            engine.executor, engine.config.step_timeout_s, self._heard, self._failed
-        )
-        self._thread = threading.Thread(target=self._run, name="ekiden-engine", daemon=True)
+        self._started = False
+        self._over = threading.Event()
+        self._thread: int | None = None
 
     def start(self) -> None:
-        self._steps.thread.start()
-        self._thread.start()
+        self._started = True
+        self._executor.host(self._turn)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Run ``function(engine)`` on the engine's thread. What it tells is told right after it.
@@ -105,75 +68,80 @@ class EngineLoop:
         the engine can no longer be trusted, and ends the loop.
         """
         future: Future[T] = Future()
-        with self._changed:
-            if self._ended is not None:
-                future.set_exception(self._ended)
-            elif len(self._calls) >= MAX_CALLS:
+        with self._lock:
+            if self._refusal is not None:
+                future.set_exception(self._refusal)
+                return future
+            if len(self._calls) >= MAX_CALLS:
                 future.set_exception(Overloaded(f"{MAX_CALLS} calls wait for the engine"))
-            else:
-                self._calls.append((function, future))
-                self._changed.notify()
+                return future
+            self._calls.append((function, future))
+        self._executor.wake()
         return future
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End after the steps in flight; what is unfinished stays unfinished. May be repeated.
 
         Raises:
-            DeadlineExceeded: a thread has not ended within ``timeout_s``.
+            DeadlineExceeded: a step is still running after ``timeout_s``.
         """
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if threading.current_thread() is self._thread or not self._thread.ident:
+        self._stopping = True
+        self._executor.wake()
+        if not self._started or threading.get_ident() == self._thread:
             return
-        end = time.monotonic() + timeout_s
-        for thread in (self._thread, self._steps.thread):
-            thread.join(max(0.0, end - time.monotonic()))
-        if self._thread.is_alive() or self._steps.thread.is_alive():
+        if not self._over.wait(timeout_s):
             raise DeadlineExceeded(
                 f"the engine did not stop within {timeout_s:g} s: a step is still running",
                 state="stopping",
                 peer="ranks",
             )
 
-    def _run(self) -> None:
-        failure: BaseException | None = None
-        try:
-            while self._turn():
-                pass
-        except BaseException as error:
-            failure = error
-        self._end(failure)
+    # From here on: called on the engine's thread.
 
-    def _turn(self) -> bool:
+    def _turn(self) -> None:
+        """Do all that can be done now, unless the loop has ended."""
+        if self._over.is_set():
+            return
+        self._thread = threading.get_ident()
+        try:
+            if not self._go_on():
+                self._end(None)
+        except BaseException as error:
+            self._end(error)
+
+    def _go_on(self) -> bool:
         """Take in everything that came, tell what came out, start steps; False: time to end."""
-        with self._changed:
-            self._changed.wait_for(self._has_news)
-            results, self._results = self._results, deque()
-            failure, stopping = self._failure, self._stopping
-        for result in results:
-            self._engine.apply(result)
+        failure = self._apply_results()
         self._answer_all()
         self._tell()
         if failure is not None:
             raise failure
-        if stopping:
+        if self._stopping:
             return self._engine.in_flight > 0
         while (plan := self._engine.next_plan()) is not None:
-            self._steps.submit(plan)
+            self._executor.submit(plan)
         self._tell()
         return True
 
-    def _has_news(self) -> bool:
-        ready = self._calls or self._results or self._failure is not None
-        return bool(ready or (self._stopping and not self._engine.in_flight))
+    def _apply_results(self) -> EkidenError | None:
+        """Take in the steps that are over. How the ranks failed, if they did."""
+        limit_s = self._engine.config.step_timeout_s
+        while self._engine.in_flight:
+            try:
+                result = self._executor.poll(limit_s)
+            except EkidenError as failure:
+                return failure
+            if result is None:
+                break
+            self._engine.apply(result)
+        return None
 
     def _tell(self) -> None:
         if output := self._engine.take_output():
             self._on_output(output)
 
     def _answer_all(self) -> None:
-        """Run the calls that wait now; later ones wait for the next turn, so steps go on."""
+        """Run the calls that wait now; later ones wake the thread for another turn."""
         for _ in range(len(self._calls)):
             self._answer(*self._calls.popleft())
 
@@ -192,22 +160,12 @@ class EngineLoop:
     def _end(self, failure: BaseException | None) -> None:
         """Answer every call that still waits, and all later ones, with the reason."""
         reason = f"the engine has failed: {failure}" if failure else "the engine has stopped"
-        with self._changed:
-            self._ended = Unavailable(reason)
+        with self._lock:
+            self._refusal = Unavailable(reason)
             calls, self._calls = self._calls, deque()
-        self._steps.end()
         for _, future in calls:
             if future.set_running_or_notify_cancel():
-                future.set_exception(self._ended)
+                future.set_exception(self._refusal)
+        self._over.set()
         if failure is not None:
             self._on_fatal(failure)
-
-    def _heard(self, result: StepResult) -> None:
-        with self._changed:
-            self._results.append(result)
-            self._changed.notify()
-
-    def _failed(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify()

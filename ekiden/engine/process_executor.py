@@ -62,7 +62,7 @@ KILL_S = 10.0
 
 
 class ProcessExecutor:
-    """Implements ``ekiden.engine.executor.Executor`` over one process for each rank."""
+    """Implements ``ekiden.engine.executor.HostingExecutor``, a process for each rank."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ProcessExecutor:
         ranks = len(self._layout.ranks)
         self._max_in_flight = config.steps_in_flight
         self._to_tell = ranks_to_tell(self._layout, config)
-        self._in_flight = InFlight(ranks, self._max_in_flight, self._layout.tp)
+        self._in_flight = InFlight(ranks, self._max_in_flight, self._layout.tp, clock=self._clock)
         self._startup = Startup(ranks, self._clock)
         self._tables = TablePacker()
         self._mail = PortMail()
@@ -171,6 +171,16 @@ class ProcessExecutor:
 
     def collect(self, timeout_s: float) -> StepResult:
         return self._in_flight.collect(timeout_s)
+
+    def host(self, turn: Callable[[], None]) -> None:
+        self._loop.guest = turn
+        self.wake()
+
+    def wake(self) -> None:
+        self._loop.wake()
+
+    def poll(self, timeout_s: float) -> StepResult | None:
+        return self._in_flight.poll(timeout_s)
 
     def send_port(self, message: bytes, rank: int | None = None) -> None:
         if not self._has_port:

@@ -43,6 +43,8 @@ class RankLink:
         self.sock, self._theirs = socket.socketpair()
         self.sock.setblocking(False)
         self._clock = clock
+        self.watched = False
+        """Whether the loop waits for the socket to take more."""
         self._frames = FrameReader()
         self._backlog = bytearray()
         self._lock = Lock()
@@ -139,7 +141,11 @@ class RankLink:
 
 
 class RankLoop(Thread):
-    """The one thread over all links. Callbacks run on it and must be quick."""
+    """The one thread over all links. Callbacks run on it and must be quick.
+
+    It has a guest, the engine: ``guest`` is called at the end of each turn. Written in that call,
+    the next step is with the ranks before the thread sleeps again.
+    """
 
     def __init__(
         self,
@@ -159,6 +165,7 @@ class RankLoop(Thread):
         self._stopping = Event()
         self.spawned = Event()
         """Set when no more rank will be spawned."""
+        self.guest: Callable[[], None] = _nobody
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakened = socket.socketpair()
         self._waker.setblocking(False)
@@ -168,11 +175,11 @@ class RankLoop(Thread):
         so a driver that was itself stopped does not accuse its ranks."""
 
     def wake(self) -> None:
-        """Make the thread look again: something is left to write. Any thread."""
+        """Make the thread take a turn: something is left to write, or to do. Any thread."""
         try:
             self._waker.send(b"\0")
-        except BlockingIOError:
-            return  # It has wake-ups enough.
+        except OSError:
+            return  # It has wake-ups enough, or has been stopped.
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, after the ranks have ended. Not from a callback."""
@@ -194,7 +201,8 @@ class RankLoop(Thread):
         except Exception as error:
             self._on_crash(error)
             # Its end would kill the ranks without a word; let the driver close them first.
-            self._stopping.wait()
+            while not self._stopping.wait(TICK_S):
+                self.guest()
 
     def _spawn(self) -> None:
         # A rank imports from where its driver does; no temporary directory, no copied code.
@@ -212,9 +220,12 @@ class RankLoop(Thread):
             else:
                 self._serve(key.data, events)
         self.looked_at = self._clock.now()
+        self.guest()
         for link in self._links:
-            if not link.ended.is_set():
-                write = selectors.EVENT_WRITE if link.pending else 0
+            pending = link.pending
+            if pending != link.watched and not link.ended.is_set():
+                link.watched = pending
+                write = selectors.EVENT_WRITE if pending else 0
                 self._selector.modify(link.sock, selectors.EVENT_READ | write, link)
 
     def _serve(self, link: RankLink, events: int) -> None:
@@ -227,3 +238,7 @@ class RankLoop(Thread):
         if link.ended.is_set():
             self._selector.unregister(link.sock)
             self._on_end(link.rank, link.obituary())
+
+
+def _nobody() -> None:
+    """The guest before there is one."""

@@ -1,4 +1,4 @@
-"""Between asyncio, where calls arrive, and the threads of the engine and of its ranks.
+"""Between asyncio, where calls arrive, and the thread of the engine and of its ranks.
 
 Everything a service knows is touched on its event loop only; this file is where other threads
 hand things over.
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from ekiden.core.clock import Clock
 from ekiden.engine.engine import Engine, EngineOutput
+from ekiden.engine.executor import HostingExecutor
 from ekiden.engine.loop import EngineLoop
 from kv_transfer.session import SessionEvent
 from kv_transfer.sessions import ReceiveSessions, SendSessions
@@ -28,12 +29,14 @@ class EngineBridge:
     def __init__(
         self,
         engine: Engine,
+        executor: HostingExecutor,
         on_output: Callable[[EngineOutput], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         loop = asyncio.get_running_loop()
         self._engine_loop = EngineLoop(
             engine,
+            executor,
             on_output=lambda output: post_to_loop(loop, on_output, output),
             on_fatal=lambda error: post_to_loop(loop, on_fatal, error),
         )

@@ -40,7 +40,7 @@ class ReplicaCore(ABC, Generic[S]):
         self.met = PeerTable()
         self._on_fatal = on_fatal
         executor = replica.executor
-        self.bridge = EngineBridge(replica.engine, self._on_output, self._fatal)
+        self.bridge = EngineBridge(replica.engine, executor, self._on_output, self._fatal)
         self.sessions: S = sessions(self.me, executor.send_port, self.clock, TransferLimits())
         self.pump = SessionPump(self.sessions, self.clock, self._on_session)
         self.reader = KvReader(self.bridge, executor.send_port, len(self.me.kv.ranks))

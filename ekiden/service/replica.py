@@ -23,7 +23,7 @@ from ekiden.core.ids import new_epoch, new_replica_id
 from ekiden.core.types import BlockBooks, ReplicaStats
 from ekiden.engine.admission import admit
 from ekiden.engine.build import build_engine
-from ekiden.engine.executor import Executor
+from ekiden.engine.executor import HostingExecutor
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
 from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -68,7 +68,7 @@ class Replica:
         config: ServiceConfig,
         identity: Identity,
         model: ModelConfig,
-        executor: Executor,
+        executor: HostingExecutor,
         clock: Clock,
     ) -> None:
         self.config = config

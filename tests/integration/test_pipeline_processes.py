@@ -20,9 +20,9 @@ TOKENS = 24
 
 
 class Session:
-    """An engine on its own thread, as a service runs it, and what it said."""
+    """An engine on its ranks' thread, as a service runs it, and what it said."""
 
-    def __init__(self, engine: Engine, requests: int) -> None:
+    def __init__(self, engine: Engine, executor: ProcessExecutor, requests: int) -> None:
         self.engine = engine
         self.tokens: dict[str, list[int]] = {}
         self.busy = ReplicaStats()
@@ -30,7 +30,7 @@ class Session:
         self._left = requests
         self._over = threading.Event()
         self.failure: BaseException | None = None
-        self.loop = EngineLoop(engine, self._hear, self._fail)
+        self.loop = EngineLoop(engine, executor, self._hear, self._fail)
         self.loop.start()
 
     def _hear(self, output: EngineOutput) -> None:
@@ -80,7 +80,7 @@ def test_no_stage_idles_more_than_the_textbook_says(tmp_path: Path, pp: int) -> 
             )
             for i in range(4 * pp)
         ]
-        session = Session(engine, len(requests))
+        session = Session(engine, executor, len(requests))
         session.serve(requests)
     finally:
         executor.close()

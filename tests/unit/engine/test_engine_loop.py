@@ -1,9 +1,9 @@
-"""The loop's threads: calls are answered at once, errors are told once, the end is an end."""
+"""The loop on its executor's thread: calls are answered at once, errors told once, an end ends."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ WAIT = 20.0
 
 
 class Gated:
-    """The fake executor, whose steps end only when they are let through."""
+    """The fake executor, whose steps end only when they are let through, and its thread."""
 
     def __init__(self, inner: FakeExecutor) -> None:
         self.inner = inner
@@ -27,22 +27,46 @@ class Gated:
         self.submitted = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
         self.error: BaseException | None = None
-        self.threads: dict[str, str] = {}
+        self.threads: set[int] = set()
+        self.woken = threading.Event()
+        self.closed = False
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def host(self, turn: Callable[[], None]) -> None:
+        self.turn = turn
+        self.thread.start()
+
+    def _run(self) -> None:
+        while not self.closed:
+            assert self.woken.wait(WAIT), "nobody woke the thread to close it"
+            self.woken.clear()
+            self.turn()
+
+    def wake(self) -> None:
+        self.woken.set()
 
     def submit(self, plan: StepPlan) -> None:
-        self.threads["submits"] = threading.current_thread().name
+        self.threads.add(threading.get_ident())
         self.inner.submit(plan)
         self.submitted.release()
+        self.wake()
 
-    def collect(self, timeout_s: float) -> StepResult:
-        self.threads["collects"] = threading.current_thread().name
-        assert self.allowed.acquire(timeout=WAIT)
+    def poll(self, timeout_s: float) -> StepResult | None:
+        self.threads.add(threading.get_ident())
+        if not self.allowed.acquire(blocking=False):
+            return None
         if self.error is not None:
             raise self.error
         return self.inner.collect(timeout_s)
 
     def open(self) -> None:
         self.allowed.release(10_000)
+        self.wake()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake()
+        self.thread.join(WAIT)
 
 
 class Harness:
@@ -55,7 +79,7 @@ class Harness:
         self.said = Collected(self.engine)
         self.fatal: list[BaseException] = []
         self.changed = threading.Condition()
-        self.loop = EngineLoop(self.engine, self.on_output, self.on_fatal)
+        self.loop = EngineLoop(self.engine, self.executor, self.on_output, self.on_fatal)
         self.loop.start()
 
     def on_output(self, output: EngineOutput) -> None:
@@ -74,11 +98,12 @@ class Harness:
 
 
 @pytest.fixture
-def harness() -> Iterator[Harness]:
-    each = Harness()
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    each = Harness(**getattr(request, "param", {}))
     yield each
     each.executor.open()
     each.loop.stop(WAIT)
+    each.executor.close()
 
 
 def test_requests_added_by_calls_are_answered(harness: Harness) -> None:
@@ -89,18 +114,19 @@ def test_requests_added_by_calls_are_answered(harness: Harness) -> None:
     harness.until(lambda: len(harness.said.finished) == 5)
     for request in requests:
         assert harness.said.answer(request.request_id) == reference(request, 0)
-    assert harness.executor.threads == {"submits": "ekiden-engine", "collects": "ekiden-steps"}
+    assert harness.executor.threads == {harness.executor.thread.ident}
 
 
-def test_a_step_planned_ahead_is_with_the_ranks_before_the_one_before_it_ends() -> None:
-    harness = Harness(ahead=True, late=True)
+@pytest.mark.parametrize("harness", [{"ahead": True, "late": True}], indirect=True)
+def test_a_step_planned_ahead_is_with_the_ranks_before_the_one_before_it_ends(
+    harness: Harness,
+) -> None:
     harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
     for _ in range(2):
         assert harness.executor.submitted.acquire(timeout=WAIT), "nothing was collected yet"
     harness.executor.open()
     harness.until(lambda: "r" in harness.said.finished)
     assert harness.said.answer("r") == reference(make_request(), 0)
-    harness.loop.stop(WAIT)
 
 
 def test_a_call_in_the_middle_of_a_step_is_run_and_told_at_once(harness: Harness) -> None:
@@ -141,6 +167,29 @@ def test_broken_ranks_are_told_once_and_every_later_call_fails(harness: Harness)
     assert harness.fatal == [harness.executor.error]
 
 
+def test_what_broke_while_the_engine_was_idle_ends_the_loop_at_the_next_step(
+    harness: Harness,
+) -> None:
+    harness.loop.call(lambda engine: engine.books()).result(WAIT)
+    harness.executor.error = ReplicaFailed("rank 0 died")
+    harness.executor.open()
+    assert harness.loop.call(lambda engine: engine.books()).result(WAIT)
+    harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
+    harness.until(lambda: harness.fatal == [harness.executor.error])
+
+
+def test_what_had_come_out_before_the_ranks_broke_is_told(harness: Harness) -> None:
+    harness.loop.call(lambda engine: engine.add(make_request(max_tokens=50))).result(WAIT)
+    assert harness.executor.submitted.acquire(timeout=WAIT)
+    harness.executor.allowed.release()
+    harness.executor.wake()
+    harness.until(lambda: ("r", 0) in harness.said.tokens)
+    harness.executor.error = ReplicaFailed("rank 0 died")
+    harness.executor.open()
+    harness.until(lambda: harness.fatal)
+    assert harness.said.tokens["r", 0] == list(reference(make_request(), 0).tokens[:1])
+
+
 def test_a_bug_in_a_call_fails_the_call_and_ends_the_loop(harness: Harness) -> None:
     future = harness.loop.call(lambda engine: engine.no_such_thing())
     assert isinstance(future.exception(WAIT), AttributeError)
@@ -164,14 +213,14 @@ def test_calls_that_wait_behind_a_fatal_one_are_answered(harness: Harness) -> No
     assert all(isinstance(future.exception(WAIT), Unavailable) for future in behind)
 
 
-def test_stop_ends_both_threads_after_the_step_in_flight(harness: Harness) -> None:
+def test_stop_ends_the_loop_after_the_step_in_flight(harness: Harness) -> None:
     harness.loop.call(lambda engine: engine.add(make_request())).result(WAIT)
     assert harness.executor.submitted.acquire(timeout=WAIT)
     with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
         harness.loop.stop(0.01)
     harness.executor.open()
     harness.loop.stop(WAIT)
-    assert not any(t.name.startswith("ekiden-") for t in threading.enumerate())
+    assert harness.engine.in_flight == 0
     assert isinstance(harness.loop.call(lambda engine: 1).exception(WAIT), Unavailable)
     assert harness.fatal == []
 

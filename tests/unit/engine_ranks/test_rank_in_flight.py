@@ -6,7 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
-from ekiden.core.clock import MonotonicClock
+from ekiden.core.clock import ManualClock, MonotonicClock
 from ekiden.core.errors import (
     DeadlineExceeded,
     EkidenError,
@@ -94,6 +94,53 @@ def test_a_step_that_every_rank_finished_outlives_the_failure_after_it() -> None
     assert books.collect(1.0).sampled[0].token == 3
     with pytest.raises(ReplicaFailed, match="gone"):
         books.collect(1.0)
+
+
+def test_polling_takes_each_step_once_in_order_and_never_waits() -> None:
+    books = InFlight(ranks=2, limit=2)
+    assert books.poll(0.0) is None, "nothing was submitted"
+    books.submit(1)
+    books.submit(2)
+    for rank in range(2):
+        books.done(rank, result(2, token=4))
+    assert books.poll(60.0) is None, "step 1 goes first"
+    books.done(0, result(1, token=3))
+    assert books.poll(60.0) is None, "one rank has not answered"
+    books.done(1, result(1, token=3))
+    taken = [books.poll(60.0) for _ in range(3)]
+    assert [r and r.step for r in taken] == [1, 2, None]
+
+
+def test_polling_names_the_silent_ranks_once_the_oldest_step_is_overdue() -> None:
+    clock = ManualClock(100.0)
+    books = InFlight(ranks=2, limit=2, clock=clock)
+    books.submit(1)
+    clock.advance(4.0)
+    books.submit(2)
+    clock.advance(5.0)
+    assert books.poll(9.0) is None
+    for rank in range(2):
+        books.done(rank, result(1, token=3))
+    assert books.poll(9.0)
+    books.done(0, result(2, token=3))
+    clock.advance(9.0)
+    assert books.poll(9.0) is None, "step 2 is waited for since step 1 was taken"
+    clock.advance(0.5)
+    with pytest.raises(DeadlineExceeded, match=r"step 2 .* ranks \[1\] within 9 s"):
+        books.poll(9.0)
+
+
+def test_polling_raises_the_failure_of_a_step_that_will_never_end() -> None:
+    books = InFlight(ranks=1, limit=2)
+    books.submit(1)
+    books.submit(2)
+    books.done(0, result(1, token=3))
+    books.fail(ReplicaFailed("gone"))
+    first = books.poll(60.0)
+    assert first is not None
+    assert first.step == 1
+    with pytest.raises(ReplicaFailed, match="gone"):
+        books.poll(60.0)
 
 
 def test_start_gives_the_endpoints_in_order_and_tells_of_progress() -> None:
