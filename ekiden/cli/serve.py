@@ -240,6 +240,7 @@ def _run_worker(args: argparse.Namespace) -> int:
 
 def _run_gateway(args: argparse.Namespace) -> int:
     config = gateway_config(args, gateway_models(args.model, args.served_model_name))
+    env.poll_grpc_in_one_thread()
     from gateway.main import run
 
     return run(config)

@@ -58,6 +58,14 @@ def quiet_grpc_forks() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def poll_grpc_in_one_thread() -> None:
+    """Have gRPC read a client's connections on the thread that hands on what came, instead of one
+    that wakes another that wakes that one: of 8 streams' steps 4 of 5 wake-ups go, and a tenth of
+    the gateway's time. Call before grpc is imported.
+    """
+    os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
+
+
 def quiet_ucx() -> None:
     """UCXX sets an option that UCX without a GPU then warns about; keep that off the screen."""
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,7 @@ class Tokenizer:
         return frozenset() if token is None else frozenset((token,))
 
 
+@lru_cache(1 << 16)  # of a few characters each; the same tokens come again and again
 def byte_level_bytes(piece: str) -> bytes:
     """Undo GPT-2's printable alphabet; a piece outside that alphabet stands for itself."""
     table = _byte_level_table()
