@@ -61,7 +61,7 @@ def delay(cache: Any, context: PortContext, emit: Callable[[bytes], None]) -> No
     return NoPort()
 
 
-def _load(model: Any, config: Any, mesh: Mesh, *ignored: Any) -> DelayModel:
+def _load(model: Any, config: Any, mesh: Mesh, *_: Any, **__: Any) -> DelayModel:
     return DelayModel(model.vocab_size, mesh)
 
 
