@@ -83,7 +83,8 @@ class Linear {
 
   void run() const {
     by_loads(
-        op_.n[0], ceil_div(op_.n[1], kPanel), kStripRows, steps_, team_.scratch + kSumsBytes, team_,
+        Job{op_.n[0], kStripRows, steps_, ceil_div(op_.n[1], kPanel)},
+        team_.scratch + kSumsBytes, team_,
         [this](const Load& load, int64_t strip) { prepare(load, strip); },
         [this](const Load& load, const Piece& piece) { multiply_piece(load, piece); });
   }

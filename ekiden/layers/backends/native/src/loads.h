@@ -33,37 +33,49 @@ struct Piece {
 
 inline bool fits_shared(int64_t row_words) { return row_words * 4 <= kSharedRoom / kChunkRows; }
 
-// Calls prepare(load, strip) for every strip, and multiply(load, piece) for what the strips and
-// panels make. `own` has room for one prepared strip.
+// What there is to do: rows, in strips of at most so many, times panels of 32 outputs.
+struct Job {
+  int64_t rows, strip_rows, row_words, panels;
+};
+
+// One strip is quicker made by every thread for itself than waited for, and weights that are used
+// once are read fastest in the order in which they lie. `own` has room for the prepared strip.
 template <class Prepare, class Multiply>
-void by_loads(int64_t rows, int64_t panels, int64_t strip_rows, int64_t row_words, char* own,
-              Team& team, Prepare prepare, Multiply multiply) {
-  if (rows <= strip_rows) {
-    if (rows == 0) return;
-    // One strip is quicker made by every thread for itself than waited for, and weights that are
-    // used once are read fastest in the order in which they lie.
-    const Load load{0, Strips(rows, strip_rows), reinterpret_cast<uint32_t*>(own), row_words};
-    prepare(load, 0);
-    const Share share(panels, team);
-    for (int64_t panel = share.begin; panel < share.end; ++panel)
-      multiply(load, Piece{panel, 0, 1, panel + 1});
-    return;
-  }
-  const Strips loads(rows, std::max(kChunkRows, kLoadBytes / (row_words * 4)));
+void one_strip(const Job& job, char* own, const Team& team, Prepare prepare, Multiply multiply) {
+  const Load load{0, Strips(job.rows, job.strip_rows), reinterpret_cast<uint32_t*>(own),
+                  job.row_words};
+  prepare(load, 0);
+  const Share share(job.panels, team);
+  for (int64_t panel = share.begin; panel < share.end; ++panel)
+    multiply(load, Piece{panel, 0, 1, panel + 1});
+}
+
+template <class Prepare, class Multiply>
+void one_load(const Load& load, const Job& job, Team& team, Prepare prepare, Multiply multiply) {
+  const int64_t strips = load.strips.count, panels = job.panels;
+  take_turns(team, Phase::First, strips, [&](int64_t strip) { prepare(load, strip); });
+  team.barrier();
+  const int64_t even = panels * strips / (kPiecesEach * team.threads);
+  const Strips chunks(strips, std::clamp<int64_t>(even, 1, kChunkRows / job.strip_rows));
+  take_turns(team, Phase::Last, chunks.count * panels, [&](int64_t item) {
+    const int64_t panel = item % panels, chunk = item / panels;
+    multiply(load, Piece{panel, chunks.begin(chunk), chunks.begin(chunk + 1),
+                         std::min(panel + team.threads, panels - 1)});
+  });
+}
+
+// Calls prepare(load, strip) for every strip, and multiply(load, piece) for the pieces that strips
+// and panels make.
+template <class Prepare, class Multiply>
+void by_loads(const Job& job, char* own, Team& team, Prepare prepare, Multiply multiply) {
+  if (job.rows == 0) return;
+  if (job.rows <= job.strip_rows) return one_strip(job, own, team, prepare, multiply);
+  const Strips loads(job.rows, std::max(kChunkRows, kLoadBytes / (job.row_words * 4)));
   for (int64_t i = 0; i < loads.count; ++i) {
     if (i > 0) team.barrier();
-    const Load load{loads.begin(i), Strips(loads.size(i), strip_rows),
-                    reinterpret_cast<uint32_t*>(team.shared), row_words};
-    const int64_t strips = load.strips.count;
-    take_turns(team, Phase::First, strips, [&](int64_t strip) { prepare(load, strip); });
-    team.barrier();
-    const int64_t even = panels * strips / (kPiecesEach * team.threads);
-    const Strips chunks(strips, std::clamp<int64_t>(even, 1, kChunkRows / strip_rows));
-    take_turns(team, Phase::Last, chunks.count * panels, [&](int64_t item) {
-      const int64_t panel = item % panels, chunk = item / panels;
-      multiply(load, Piece{panel, chunks.begin(chunk), chunks.begin(chunk + 1),
-                          std::min(panel + team.threads, panels - 1)});
-    });
+    const Load load{loads.begin(i), Strips(loads.size(i), job.strip_rows),
+                    reinterpret_cast<uint32_t*>(team.shared), job.row_words};
+    one_load(load, job, team, prepare, multiply);
   }
 }
 

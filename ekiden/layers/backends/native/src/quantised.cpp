@@ -194,7 +194,7 @@ template <class D, class Out>
 void run(const Op& op, const QuantisedLayout& layout, Team& team) {
   auto* sums = reinterpret_cast<float*>(team.scratch);
   by_loads(
-      op.n[0], ceil_div(op.n[1], kPanel), kStripRows, row_words(layout),
+      Job{op.n[0], kStripRows, row_words(layout), ceil_div(op.n[1], kPanel)},
       team.scratch + kStripRows * kPanel * 4, team,
       [&](const Load& load, int64_t strip) {
         const auto* x = static_cast<const typename D::Element*>(op.p[0]);
