@@ -15,7 +15,7 @@ from fake_decode import MAX_MODEL_LEN, FakeDecode
 from live_gateway import MODEL, Live, live_gateway
 
 from ekiden.core.config import GatewayConfig
-from ekiden.core.errors import BadRequest, Overloaded, ReplicaFailed
+from ekiden.core.errors import BadRequest, DeadlineExceeded, Overloaded, ReplicaFailed
 from ekiden.registry.registration import Registration
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
@@ -143,6 +143,27 @@ async def test_an_error_before_the_first_token_has_its_own_status(
     decode.refuse_with = BadRequest("no such thing", field="top_k")
     response = await http.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "top_k")
+
+
+@pytest.mark.parametrize("seen", [0, 1])
+async def test_a_replica_that_never_ends_a_request_is_named_once_its_time_is_over(
+    http: httpx.AsyncClient,
+    config: GatewayConfig,
+    decode: FakeDecode,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: int,
+) -> None:
+    monkeypatch.setattr("gateway.generation._MARGIN_S", 0.3 - config.request_timeout_s)
+    decode.gate.clear()
+    decode.free_tokens = seen
+    response = await http.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert response.status_code == (200 if seen else 504)
+    last = response.text.strip().split("\n\n")[-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == DeadlineExceeded.code
+    assert "d-1 did not end the request within" in error["message"]
+    await decode.until(lambda: decode.cancelled)
+    await until_metric(http, "ekiden_gateway_in_flight", 0)
 
 
 async def test_a_replica_that_dies_in_mid_stream_ends_it_with_an_error_event(
