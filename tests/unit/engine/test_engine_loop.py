@@ -178,14 +178,19 @@ def test_what_broke_while_the_engine_was_idle_ends_the_loop_at_the_next_step(
     harness.until(lambda: harness.fatal == [harness.executor.error])
 
 
+@pytest.mark.parametrize("harness", [{"ahead": True, "late": True}], indirect=True)
 def test_what_had_come_out_before_the_ranks_broke_is_told(harness: Harness) -> None:
+    executor, collect = harness.executor, harness.executor.inner.collect
+
+    def last(timeout_s: float) -> StepResult:
+        executor.error = ReplicaFailed("rank 0 died")
+        return collect(timeout_s)
+
+    executor.inner.collect = last  # type: ignore[method-assign]
     harness.loop.call(lambda engine: engine.add(make_request(max_tokens=50))).result(WAIT)
-    assert harness.executor.submitted.acquire(timeout=WAIT)
-    harness.executor.allowed.release()
-    harness.executor.wake()
-    harness.until(lambda: ("r", 0) in harness.said.tokens)
-    harness.executor.error = ReplicaFailed("rank 0 died")
-    harness.executor.open()
+    for _ in range(2):
+        assert executor.submitted.acquire(timeout=WAIT)
+    executor.open()
     harness.until(lambda: harness.fatal)
     assert harness.said.tokens["r", 0] == list(reference(make_request(), 0).tokens[:1])
 
