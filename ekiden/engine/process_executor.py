@@ -254,7 +254,7 @@ class ProcessExecutor:
                 pass  # That it came is noted on the link.
 
     def _tell_tokens(self, rank: int, result: StepResult) -> None:
-        """Let a step that was planned ahead go on, without a word to the engine's thread."""
+        """Let a step that was planned ahead go on, before the engine takes its turn."""
         if self._to_tell and result.sampled and rank == sampling_rank(self._layout):
             tokens = frame(Tokens(result.step, tokens_of(result.sampled)))
             for other in self._to_tell:

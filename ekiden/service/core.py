@@ -1,6 +1,6 @@
 """The parts that a prefill and a decode replica have in common, joined and wired once.
 
-engine thread ── EngineBridge ──▶ event loop ◀── SessionPump ── threads of the ranks' ports
+engine ── EngineBridge ──▶ event loop ◀── SessionPump ── KV ports, all on the ranks' thread
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Start-up, in order: bind the port (a busy one is told at once), read the model's config, foretell
 the memory and refuse what does not fit, spawn the ranks (they load the weights), open the sessions,
-start the engine's thread.
+run the engine on the thread that hears the ranks.
 """
 
 from __future__ import annotations
