@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   make bench-engine
   make bench-engine ARGS="--vllm-python PATH/bin/python"
   make bench-engine ARGS="--llama-bench PATH/build/bin/llama-bench --gguf PATH/models"
+  make bench-engine ARGS="--work prefill-512,decode-1 --rounds 9"
   make bench-engine ARGS="--quick"
 
 --gguf DIR holds MODEL-BF16.gguf, MODEL-Q8_0.gguf and MODEL-Q4_0.gguf; docs/benchmarks.md says how
@@ -38,6 +39,9 @@ to make them. Peers whose paths are not given are shown as "not measured".
 BUSY_SPREAD = 0.3
 """A line that varies by more was disturbed."""
 QUICK: tuple[Work, ...] = (Prefill(128), Decode(1), Decode(2))
+BY_NAME = {work.name: work for work in WORKS}
+SMALL_WEIGHTS = "quantised"
+"""The name of batch 1 with int8 and int4 weights."""
 
 
 def main() -> int:
@@ -52,7 +56,8 @@ def main() -> int:
     for model in args.models:
         path = model_dir(model)
         measured += compare(model, path, peers, args.works, plan, args.engines)
-        quantised[model] = compare_quantised(model, path, peers, args, plan)
+        if SMALL_WEIGHTS in args.work:
+            quantised[model] = compare_quantised(model, path, peers, args, plan)
         machines.append(measure(args.threads))
     finish(measured, quantised, best(machines), args)
     return 0
@@ -68,12 +73,19 @@ def parse() -> argparse.Namespace:
                         help=f"default: {','.join(MODELS)}; a directory will do")  # fmt: skip
     parser.add_argument("--engines", type=names, default=[OURS, *PEERS], metavar="A,B",
                         help=f"of: {','.join((OURS, *PEERS))}")  # fmt: skip
+    every = [*BY_NAME, SMALL_WEIGHTS]
+    parser.add_argument("--work", type=names, default=every, metavar="A,B",
+                        help=f"of: {','.join(every)}; a part of it is written to "
+                        "engine-part.json")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, metavar="N",
                         help="that count, after one of warm-up (default: 5)")  # fmt: skip
     parser.add_argument("--steps", type=int, default=16, metavar="N",
                         help="decode steps of an engine in a round (default: 16)")  # fmt: skip
     args = parser.parse_args()
-    args.works = WORKS
+    if unknown := set(args.work) - set(every):
+        parser.error(f"--work {','.join(sorted(unknown))} is unknown: choose of {','.join(every)}")
+    args.works = [work for name, work in BY_NAME.items() if name in args.work]
+    args.name = "engine" if len(args.work) == len(every) else "engine-part"
     if args.quick:
         args.works, args.models, args.rounds, args.steps = QUICK, args.models[:1], 2, 4
     return args
@@ -136,7 +148,7 @@ def finish(
     print(f"\ntokens/s, medians\n\n{comparison.grid(measured, machine)}")
     if widest_spread([one.rates for one in measured]) > BUSY_SPREAD:
         print("\nThe rounds differ widely: other work ran on this machine, and this says little.")
-    publish(result_name("engine", args), rows)
+    publish(result_name(args.name, args), rows)
 
 
 if __name__ == "__main__":

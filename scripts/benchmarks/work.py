@@ -17,6 +17,10 @@ class Prefill(NamedTuple):
     def tokens(self) -> int:
         return self.prompt
 
+    @property
+    def name(self) -> str:
+        return f"prefill-{self.prompt}"
+
     def __str__(self) -> str:
         return f"prefill {self.prompt:,}"
 
@@ -31,9 +35,13 @@ class Decode(NamedTuple):
     def tokens(self) -> int:
         return self.batch
 
+    @property
+    def name(self) -> str:
+        return f"decode-{self.batch}"
+
     def __str__(self) -> str:
         return f"decode batch {self.batch}"
 
 
 Work = Prefill | Decode
-"""``tokens`` is what a rate in tokens a second counts."""
+"""``tokens`` is what a rate in tokens a second counts, ``name`` what a command line calls it."""
