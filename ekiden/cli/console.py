@@ -56,7 +56,7 @@ class Waiting:
 
     def tick(self) -> None:
         if self._tty and self._waiting:
-            names = ", ".join(_progress(child) for child in self._waiting)
+            names = ", ".join(at_work(child.spec.name, child.tail(1)) for child in self._waiting)
             self._wipe()
             print(f"  … {time.monotonic() - self._began:.0f} s: {names}"[:78], end="", flush=True)
 
@@ -65,10 +65,11 @@ class Waiting:
             print("\r\033[K", end="", flush=True)
 
 
-def _progress(child: Child) -> str:
-    """The name, and the last percentage that its log told."""
-    match = _PERCENT.search(child.tail(1))
-    return f"{child.spec.name} ({match[1]} {match[2]}%)" if match else child.spec.name
+def at_work(name: str, said: str) -> str:
+    """The name of a service, and what ``said``, the last line of its log, tells of its start."""
+    if match := _PERCENT.search(said):
+        return f"{name} ({match[1]} {match[2]}%)"
+    return f"{name} (compiling kernels)" if "compiling kernels" in said else name
 
 
 def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:

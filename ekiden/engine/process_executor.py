@@ -72,6 +72,7 @@ class ProcessExecutor:
         port: str | None = None,
         port_options: bytes = b"",
         epoch: int = 0,
+        name: str = "replica",
         progress: Callable[[str, int, int], None] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         silence_s: float = SILENCE_S,
@@ -79,9 +80,10 @@ class ProcessExecutor:
     ) -> None:
         """Start the ranks and wait until every one is ready.
 
-        ``port`` names a PortFactory as ``module:attribute``. ``progress(what, done, total)``
-        hears of bytes of weights read, all ranks together, on the calling thread. A rank that
-        is silent for ``silence_s`` is named by ``healthy``.
+        ``port`` names a PortFactory as ``module:attribute``. ``name`` is what the log of a rank
+        calls the replica. ``progress(what, done, total)`` hears of bytes of weights read, all ranks
+        together, on the calling thread. A rank that is silent for ``silence_s`` is named by
+        ``healthy``.
 
         Raises:
             SetupError: the configuration cannot work, or a rank met a SetupError: the same
@@ -114,7 +116,7 @@ class ProcessExecutor:
         )
         self._loop.start()
         try:
-            self._set_up(config, model, port or "", port_options, epoch)
+            self._set_up(config, model, port or "", port_options, epoch, name)
             endpoints = self._startup.wait(start_timeout_s, progress)
         except BaseException:
             self.close()
@@ -122,12 +124,19 @@ class ProcessExecutor:
         self._endpoints = endpoints if self._has_port else ()
 
     def _set_up(
-        self, config: EngineConfig, model: ModelConfig, port: str, options: bytes, epoch: int
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        port: str,
+        options: bytes,
+        epoch: int,
+        name: str,
     ) -> None:
         threads = resolve_threads(config, len(self._links))
         mesh = msgspec.msgpack.encode(self._mesh.spec)
         for link in self._links:
             setup = Setup(
+                name=name,
                 rank=link.rank,
                 parent=os.getpid(),
                 config=config,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from ekiden.core.errors import EkidenError, InvariantBroken, SetupError
+from ekiden.core.logging import setup_logging
 from ekiden.engine.tables import TableReader
 from ekiden.engine.wire import (
     Beat,
@@ -75,6 +76,7 @@ def _live(wire: RankWire) -> int:
         raise InvariantBroken(f"a rank's first message is Setup, not {type(setup).__name__}")
     if os.getppid() != setup.parent:
         return 1  # The driver died before this process could tie its life to it.
+    setup_logging(f"{setup.name} rank {setup.rank}")
     Thread(target=_beat, args=(wire,), name="ekiden-beat", daemon=True).start()
     return _work(wire, setup)
 

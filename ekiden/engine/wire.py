@@ -32,6 +32,8 @@ Message = TypeVar("Message")
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """First message to a rank: everything it needs to become ready."""
 
+    name: str
+    """Of the replica; each line of a rank's log begins with it."""
     rank: int
     parent: int
     """Process id of the driver; a rank whose parent is another has been orphaned."""

@@ -149,6 +149,7 @@ def _spawn(
             port=PORT,
             port_options=encode(port),
             epoch=identity.epoch,
+            name=identity.replica_id,
             progress=progress,
         )
 

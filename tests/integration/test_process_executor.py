@@ -311,3 +311,12 @@ def test_ranks_share_cores_where_they_are_told_to(start: Start) -> None:
 def test_the_driver_is_imported_without_torch() -> None:
     code = "import ekiden.engine.process_executor, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_rank_logs_by_name_which_kernels_compute(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start(tp=2, name="decode-7").close()
+    said = capfd.readouterr().err.splitlines()
+    for rank in (0, 1):
+        assert any(f"[decode-7 rank {rank}]" in line and "kernels of cpu" in line for line in said)

@@ -69,6 +69,7 @@ def test_a_stream_that_is_no_stream_of_frames_is_refused() -> None:
 def setup(small_model: ModelConfig) -> Setup:
     config = EngineConfig(model_dir=Path("/models/a b"), model_name="m")
     return Setup(
+        name="decode-0",
         rank=0,
         parent=1,
         config=config,

@@ -56,6 +56,15 @@ def test_a_library_is_built_once_and_found_again(tmp_path, sources):
     assert leftovers(path.parent) == []
 
 
+def test_who_waits_for_the_compiler_is_told_so_and_only_then(tmp_path, sources, caplog):
+    caplog.set_level("INFO")
+    compiler = Compiler(tmp_path)
+    library_file(compiler.path)
+    assert [record.message for record in caplog.records] == [build.COMPILING]
+    library_file(compiler.path)
+    assert len(caplog.records) == 1
+
+
 def test_one_that_was_built_ahead_needs_no_compiler(tmp_path, sources, monkeypatch):
     ahead = build.build_ahead(tmp_path / "ahead")
     monkeypatch.setenv("EKIDEN_NATIVE", str(tmp_path / "ahead"))

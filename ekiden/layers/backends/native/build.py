@@ -7,6 +7,7 @@ behind it, it builds there, for other machines: they find it by ``EKIDEN_NATIVE`
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from ekiden.core.env import cache_dir, native_dir
 from ekiden.core.file_lock import file_lock
+
+logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
 CPU_INFO = Path("/proc/cpuinfo")
@@ -40,6 +43,8 @@ FLAGS = (
     *(f"-m{feature.replace('_', '')}" for feature in FEATURES),
 )
 COMPILE_TIMEOUT_S = 120.0
+COMPILING = "compiling kernels, once for this machine: about 10 s"
+"""`ekiden up` looks for the first two words in a service's log."""
 
 
 class NativeUnavailable(Exception):
@@ -58,6 +63,7 @@ def library_file(compiler: str = COMPILER) -> Path:
     path = cache_dir() / "native" / f"ekiden-{_key(compiler)}.so"
     if path.exists():
         return path
+    logger.info(COMPILING)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # One builder at a time; past the deadline both build, which is slower and no less right.
