@@ -7,7 +7,8 @@ sampling and a fixed output length, and ends it. Times are read by the client:
 
 What the gateway adds is the client's whole time less the decode replica's own account of it. The
 transfer lasts from its first byte to its last, most of it while prefill still computes; `exposed`
-is the part that the request waited for. The figures also go to build/bench/stack.json.
+is the part that the request waited for. The figures also go to build/bench/stack.json. Any other
+option is one of `ekiden up`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=5, help="requests a row (default: 5)")
     parser.add_argument("--tokens", type=int, default=32, help="output tokens (default: 32)")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts (default: 1)")
     args, up_options = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `up` too
     chance = random.Random(args.seed)

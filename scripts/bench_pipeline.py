@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.models import SMOLLM2, model_dir
-from benchmarks.options import add_common, pin
+from benchmarks.options import add_common, pin, result_name
 from benchmarks.results import Row, publish, row
 
 from ekiden.core.config import EngineConfig
@@ -78,7 +78,7 @@ def main() -> int:
     path = model_dir(args.model)
     replicas = {name: Replica(configure(path, args.pp, ahead)) for name, ahead in MODES.items()}
     try:
-        publish("pipeline", measure(args, replicas))
+        publish(result_name("pipeline", args), measure(args, replicas))
     finally:
         for replica in replicas.values():
             replica.close()

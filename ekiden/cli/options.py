@@ -250,6 +250,7 @@ def add_options(
     """Add the options to a parser or an argument group, with the defaults of ``config``."""
     for option in options:
         default = default_of(config, option.field)
+        one_of = f"one of {', '.join(option.choices)}; " if option.choices else ""
         group.add_argument(
             *option.flags,
             dest=prefix + option.field,
@@ -257,7 +258,7 @@ def add_options(
             choices=option.choices,
             default=default,
             metavar=option.metavar,
-            help=f"{option.help} (default: {default})",
+            help=f"{option.help} ({one_of}default: {default})",
         )
 
 

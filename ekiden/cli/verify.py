@@ -57,7 +57,8 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", metavar="DTYPE",
-        help="of weights, activations and KV (default: float32)",
+        help="of weights, activations and KV (one of float32, bfloat16, float16; "
+        "default: float32)",
     )  # fmt: skip
     for field in QUANTISED:
         add_options(parser, [o for o in ENGINE_OPTIONS if o.field == field], EngineConfig)

@@ -108,6 +108,8 @@ def test_an_engine_that_memory_has_no_room_for_is_not_started(
 def test_a_quick_run_does_not_overwrite_a_real_one():
     names = [result_name("engine", argparse.Namespace(quick=quick)) for quick in (True, False)]
     assert names == ["engine-quick", "engine"]
+    for bench in Path("scripts").glob("bench_*.py"):
+        assert 'publish("' not in bench.read_text(), bench
 
 
 def test_percentiles_are_values_that_were_seen():

@@ -41,6 +41,14 @@ def test_a_command_says_what_it_does_and_what_its_arguments_are(name: str):
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_an_option_names_the_values_that_it_takes(name: str):
+    actions = [action for action in ALL[name]._actions if action.choices and action.metavar]
+    actions = [a for a in actions if not isinstance(a, argparse._SubParsersAction)]
+    unnamed = [(a.dest, c) for a in actions for c in a.choices or () if c not in (a.help or "")]
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_its_examples_can_be_typed(name: str):
     shown = examples(ALL[name])
     assert shown
