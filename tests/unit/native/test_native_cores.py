@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import subprocess
@@ -201,6 +202,24 @@ def test_a_link_in_place_of_the_table_is_not_followed(folder, tmp_path, caplog):
     (folder / "cores").symlink_to(victim)
     assert take_seat(1, folder) is None
     assert victim.read_text() == "precious"
+
+
+def test_no_memory_for_the_table_is_said_before_it_is_touched(folder, caplog, monkeypatch):
+    """A store into a page that a full ``/dev/shm`` does not have would end the rank (SIGBUS)."""
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert take_seat(1, folder) is None
+    assert "No space left on device" in caplog.text
+
+
+def test_a_table_that_is_longer_is_not_cut_under_those_who_use_it(folder):
+    folder.mkdir(mode=0o700)
+    (folder / "cores").write_bytes(bytes(1 << 20))
+    assert take_seat(1, folder) is not None
+    assert (folder / "cores").stat().st_size == 1 << 20
 
 
 def test_a_seat_says_where_its_process_may_run(folder):

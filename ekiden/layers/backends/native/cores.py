@@ -80,7 +80,8 @@ def _table(path: Path) -> mmap.mmap:
     size = SEATS * SEAT_BYTES
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, size)
+        # Memory is taken now: where there is none, a store would end the process (SIGBUS).
+        os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
