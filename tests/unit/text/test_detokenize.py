@@ -77,6 +77,14 @@ def test_special_tokens_have_no_text_and_do_not_break_a_character(tokenizer: Tok
     assert "".join(pieces(tokenizer, [first, end, second])) == "é"
 
 
+def test_a_cut_after_any_token_shows_no_part_of_a_tag(tokenizer: Tokenizer) -> None:
+    """F120: answers are cut by tokens, and a tag like <think> is one of them."""
+    tokens = tokenizer.encode("ab<think>a.<think>", add_special_tokens=False)
+    texts = ["".join(pieces(tokenizer, tokens[:cut])) for cut in range(len(tokens) + 1)]
+    assert texts[-1] == "ab<think>a.<think>"
+    assert not any("<" in text.replace("<think>", "") for text in texts)
+
+
 def test_a_first_space_is_stripped_at_the_start_of_a_text_only(
     fallback_tokenizer: Tokenizer,
 ) -> None:
