@@ -72,6 +72,11 @@ def at_work(name: str, said: str) -> str:
     return f"{name} (compiling kernels)" if "compiling kernels" in said else name
 
 
+def killed(name: str, *, asked: bool) -> str:
+    """``asked``: by a second Ctrl-C; else it had its time and did not end."""
+    return f"{name} was killed" if asked else f"{name} did not end in time and was killed"
+
+
 def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:
     body = {
         "model": plan.model_name,

@@ -218,7 +218,7 @@ class Up:
             return console.report_not_ready(error, self.run_dir)
         finally:
             for name in await self.supervisor.close(self._hurry):
-                print(f"{name} did not end in time and was killed", file=sys.stderr)
+                print(console.killed(name, asked=self._hurry.is_set()), file=sys.stderr)
 
     def _signalled(self) -> None:
         again = self._stop.is_set()
