@@ -77,9 +77,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         file = path / "config.json"
         values = read_json(file)
         fields = Fields(values, file, DEFAULTS.get(str(values.get("model_type"))))
-        _refuse_unsupported(fields)
-        common = {**_geometry(fields), **_precision(fields), **_tokens(fields, path)}
-        return cls(**{**common, **family_parts(fields)})
+        try:
+            _refuse_unsupported(fields)
+            common = {**_geometry(fields), **_precision(fields), **_tokens(fields, path)}
+            return cls(**{**common, **family_parts(fields)})
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise SetupError(f"{file} has a field of the wrong kind: {error}") from error
 
     def resolve_dtype(self, config: EngineConfig) -> str:
         """The dtype of weights, activations and KV: ``--dtype``, or the checkpoint's."""
@@ -156,14 +159,17 @@ def _tokens(fields: Fields, path: Path) -> dict[str, Any]:
     """Special tokens as generation uses them: generation_config.json wins over config.json."""
     file = path / "generation_config.json"
     generation = read_json(file) if file.exists() else {}
-    eos = generation.get("eos_token_id")
+    source, eos = file, generation.get("eos_token_id")
     if eos is None:
-        eos = fields.get("eos_token_id")
+        source, eos = fields.file, fields.get("eos_token_id")
     if eos is None:
         eos = []
+    ends = eos if isinstance(eos, list) else [eos]
+    if any(isinstance(end, bool) or not isinstance(end, int) for end in ends):
+        raise SetupError(f"{source}: eos_token_id is {eos!r}: it must be token ids")
     vocab = fields.positive("vocab_size")
     return {
         "bos_token_id": generation.get("bos_token_id", fields.get("bos_token_id")),
-        "eos_token_ids": tuple(eos) if isinstance(eos, list) else (eos,),
+        "eos_token_ids": tuple(ends),
         "valid_vocab_size": min(vocab, known_tokens(path) or vocab),
     }

@@ -174,6 +174,11 @@ def test_dtype_auto_takes_the_checkpoints(tmp_path: Path) -> None:
         ({"num_hidden_layers": "absent"}, "num_hidden_layers is None"),
         ({"vocab_size": "4"}, "vocab_size is '4': it must be a whole number"),
         ({"torch_dtype": "int8"}, "dtype 'int8' is not supported: choose float32"),
+        ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\]: it must be token ids"),
+        ({"rms_norm_eps": "small"}, "a field of the wrong kind: .* 'small'"),
+        ({"rope_parameters": 5}, "a field of the wrong kind: 'int' object"),
+        ({"rope_theta": [1]}, "a field of the wrong kind: .* not 'list'"),
+        ({"model_type": ["llama"]}, "a field of the wrong kind: unhashable"),
     ],
 )
 def test_what_cannot_be_computed_is_refused_by_name(
