@@ -14,6 +14,8 @@ ON_LOAD = ("int8", "int4", "fp8")
 QUANTIZATIONS = ("auto", *ON_LOAD, "gptq", "awq", "compressed-tensors")
 """The last three, as vLLM names them, only check that the checkpoint is of that method."""
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3")
+MAX_THREADS = 1024
+"""Of a rank. Beyond what a system can start, torch ends the process without a word."""
 MAX_SPECULATIVE_TOKENS = 64
 MAX_PROMPT_LOOKUP = 64
 
@@ -126,6 +128,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise SetupError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} must be at least "
                 f"--max-num-seqs ({self.max_num_seqs}), or a full batch could not decode"
+            )
+        if self.threads_per_rank > MAX_THREADS:
+            raise SetupError(
+                f"--threads-per-rank {self.threads_per_rank} is too many: choose 1 to "
+                f"{MAX_THREADS}, or 0 for a share of the cores"
             )
         self.speculative_config.check()
         return self

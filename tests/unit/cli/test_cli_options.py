@@ -160,6 +160,7 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(
         (["up", "{dir}", "--host", "192.0.2.1", "--port", "0"], "--host must be an address"),
         (["audit", "--redis", "redis://127.0.0.1:1/0"], "cannot reach Redis"),
         (["serve", "decode", "--model", "{dir}", "--block-size", "24"], "multiple of the granule"),
+        (["up", "{dir}", "--port", "0", "--threads-per-rank", "1025"], "choose 1 to 1024, or 0"),
         (
             ["up", "{dir}", "--speculative-config", '{{"num_speculative_tokens": 99}}'],
             "num_speculative_tokens is 99: use 0 to 64",
