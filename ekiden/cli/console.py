@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -21,8 +21,12 @@ _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 def say(text: str) -> None:
     """Print, unless whoever read our output has left: services are ended in order all the same."""
-    with contextlib.suppress(BrokenPipeError):
+    try:
         print(text, flush=True)
+    except BrokenPipeError:
+        # Python would write what is left once more at exit, and complain.
+        with open(os.devnull, "w") as nobody:
+            os.dup2(nobody.fileno(), sys.stdout.fileno())
 
 
 def ready_line(child: Child) -> str:

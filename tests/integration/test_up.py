@@ -180,7 +180,11 @@ def test_everything_ends_when_nobody_reads_the_output_any_more(tmp_path: Path):
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     argv = [sys.executable, str(Path(__file__).with_name("standin.py")), "up", str(run_dir)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+    errors = tmp_path / "errors"
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+    ):
         assert process.stdout is not None
         while READY not in process.stdout.readline():
             continue
@@ -191,6 +195,7 @@ def test_everything_ends_when_nobody_reads_the_output_any_more(tmp_path: Path):
         finally:
             process.kill()
     assert processes_of(run_dir) == []
+    assert "BrokenPipeError" not in errors.read_text()
 
 
 def test_children_end_when_up_itself_is_killed(start: Start):
