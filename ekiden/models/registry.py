@@ -73,12 +73,16 @@ def load_model(
     from ekiden.layers.site import Site
     from ekiden.models.checkpoint import Checkpoint
     from ekiden.models.forms import choose_form
-    from ekiden.models.stage import build_stage, wanted_tensors
+    from ekiden.models.stage import EMBEDDING, HEAD, build_stage, wanted_tensors
+    from ekiden.models.tied import check_tied_head
     from ekiden.models.weights import SafetensorsSource
 
     target, dtype = torch.device(device), TORCH_DTYPES[model.resolve_dtype(config)]
+    checkpoint = Checkpoint.open(config.model_dir)
+    if model.tie_word_embeddings and mesh.is_sampler and target.type != "meta":
+        check_tied_head(checkpoint, EMBEDDING, HEAD)
     source = SafetensorsSource(
-        Checkpoint.open(config.model_dir),
+        checkpoint,
         wanted=wanted_tensors(model, config, mesh),
         dtype=dtype,
         device=target,

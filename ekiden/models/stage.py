@@ -67,7 +67,8 @@ def wanted_tensors(model: ModelConfig, config: EngineConfig, mesh: Mesh) -> Call
     """Which tensors of a checkpoint the rank's stage must use, every last one.
 
     Names that no stage knows are wanted by all, so that a checkpoint with weights that this
-    model has no place for is refused. A tied model's own head is a copy, and is left alone.
+    model has no place for is refused. A tied model's own head is a copy (``tied.py`` sees to it),
+    and is left alone.
     """
     first, last = _own_layers(model, config, mesh)
 

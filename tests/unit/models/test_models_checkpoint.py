@@ -184,15 +184,30 @@ def test_stored_rotary_frequencies_are_left_alone(single: Path) -> None:
     load(single)
 
 
-def test_a_tied_models_stored_head_is_left_alone(tmp_path: Path) -> None:
+def test_a_copy_of_the_embedding_as_a_tied_models_head_is_left_alone(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "qwen2")
     spans = [Span([5, 6, 7], 0, [0], 1)]
     before = Replica(tmp_path, pp=2).step(spans)
     whole = Replica(tmp_path, kernels="torch").ranks[0]
     head, embedding = whole.head, whole.embedding  # type: ignore[attr-defined]
     assert head.part.values is embedding.weight
-    rewrite(tmp_path, **{"lm_head.weight": torch.zeros(101, 64)})
+    stored = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path, **{"lm_head.weight": stored.clone()})
     assert torch.equal(Replica(tmp_path, pp=2).step(spans), before)
+
+
+@pytest.mark.parametrize("cut", ["another value", "another type", "another shape"])
+def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path, cut: str) -> None:
+    """Which of the two was meant cannot be known, and the wrong one gives wrong tokens."""
+    make_checkpoint(tmp_path, "qwen2")
+    head = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"].clone()
+    if cut == "another value":
+        head[-1, -1] += 1
+    rewrite(tmp_path, **{"lm_head.weight": {
+        "another type": head.to(torch.float16), "another shape": head[:-1].contiguous(),
+    }.get(cut, head)})  # fmt: skip
+    with pytest.raises(SetupError, match=r"tie_word_embeddings, but lm_head.weight in model.safe"):
+        Replica(tmp_path)
 
 
 def test_progress_ends_at_the_bytes_of_the_stage(single: Path) -> None:
