@@ -90,11 +90,12 @@ def _refusal(
     room: int,
     promised: int,
 ) -> str:
+    smaller = "--dtype bfloat16" if config.dtype == "float32" else "-q int8 or -q int4"
     taken = f", {show(promised)} of it promised to replicas that are starting" if promised else ""
     return (
         f"this replica does not fit: {'; '.join(table(ranks))}; {_sum(ranks)}, and this host (or "
         f"its container) has {show(room)} available{taken}: {_REMEDY} (KV is "
-        f"{show(kv_memory(config))} now), or choose a smaller model or --dtype bfloat16; "
+        f"{show(kv_memory(config))} now), or choose a smaller model or {smaller}; "
         f"{show(need - room + promised)} are lacking"
     )
 
