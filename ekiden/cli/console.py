@@ -16,6 +16,9 @@ from ekiden.core import env
 from ekiden.service.supervisor import Child, ChildDied, NotReady
 
 _QUESTION = "What is a relay race?"
+_START_LINES = 200
+"""Of a service's log that are looked through once it is ready."""
+_SLOWER = re.compile(r"kernels of \S+ are (plain torch's, not \w+: .+)$", re.MULTILINE)
 _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 
@@ -57,6 +60,8 @@ class Waiting:
         self._waiting.remove(child)
         self._wipe()
         say(ready_line(child))
+        for what in slower(child.tail(_START_LINES)):
+            say(f"  {'':<10} kernels are {what}")
 
     def tick(self) -> None:
         if self._tty and self._waiting:
@@ -74,6 +79,11 @@ def at_work(name: str, said: str) -> str:
     if match := _PERCENT.search(said):
         return f"{name} ({match[1]} {match[2]}%)"
     return f"{name} (compiling kernels)" if "compiling kernels" in said else name
+
+
+def slower(said: str) -> list[str]:
+    """What a service computes with, and why, where it could not have better; once for all ranks."""
+    return list(dict.fromkeys(_SLOWER.findall(said)))
 
 
 def killed(name: str, *, asked: bool) -> str:
