@@ -18,7 +18,8 @@ VOCABULARY = range(1000, 30000)
 def deployment(options: Sequence[str]) -> Iterator[str]:
     """The URL of an `ekiden up` that lasts as long as the block."""
     argv = [sys.executable, "-m", "ekiden.cli", "up", "--port", "0", *options]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as up:
+    # A session of its own: Ctrl-C would reach it too, and with our signal be a second one.
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as up:
         try:
             yield _ready_url(up)
         finally:
