@@ -144,6 +144,14 @@ def test_a_transposed_weight_packs_as_its_copy():
     assert torch.equal(pack_dense(rows).panels, pack_dense(rows.contiguous()).panels)
 
 
+@pytest.mark.parametrize("outputs", [1, 31, 32, 33, 64, 65, 200])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_threads_pack_what_one_packs(outputs, threads, dtype):
+    weight = random(1, outputs, 70).to(dtype)
+    assert torch.equal(pack_dense(weight, threads=threads).panels, pack_dense(weight).panels)
+
+
 def test_panels_begin_on_a_cache_line():
     packed = [pack_dense(random(1, 33, 3)) for _ in range(5)]
     assert [weight.panels.data_ptr() % 64 for weight in packed] == [0] * 5

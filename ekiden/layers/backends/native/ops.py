@@ -173,7 +173,9 @@ class DenseLinear:
         self, ops: NativeOps, weight: DenseWeight, bias: Tensor | None, out: torch.dtype
     ) -> None:
         self.ops, self.bias, self.out = ops, bias, out
-        self.packed = packed.pack_dense(weight.values, weight.scale, dtype=ops.dtype)
+        self.packed = packed.pack_dense(
+            weight.values, weight.scale, dtype=ops.dtype, threads=ops.pool.threads
+        )
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         out_TO = self.ops.empty((len(x_TI), self.packed.outputs), self.out)

@@ -6,6 +6,7 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,11 @@ class PackedDense:
 
 
 def pack_dense(
-    weight_NK: Tensor, scale_N: Tensor | None = None, *, dtype: torch.dtype | None = None
+    weight_NK: Tensor,
+    scale_N: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    threads: int = 1,
 ) -> PackedDense:
     """Pack a matrix for activations of ``dtype`` (the weight's own if None).
 
@@ -50,10 +55,25 @@ def pack_dense(
         weight_NK = weight_NK.contiguous()
     outputs, inputs = weight_NK.shape
     pair = 2 if dtype == torch.bfloat16 else 1
-    panels = allocate(-(-outputs // PANEL) * -(-inputs // pair) * PANEL * 4)
-    load().ekiden_pack_dense(
-        weight_NK.data_ptr(), panels.data_ptr(), outputs, inputs, weight_NK.stride(0), pair
-    )
+    panel_bytes = -(-inputs // pair) * PANEL * 4
+    panels = allocate(-(-outputs // PANEL) * panel_bytes)
+    row_bytes = weight_NK.stride(0) * weight_NK.element_size()
+    rows = -(-outputs // (threads * PANEL)) * PANEL
+
+    def pack(first: int) -> None:
+        load().ekiden_pack_dense(
+            weight_NK.data_ptr() + first * row_bytes,
+            panels.data_ptr() + first // PANEL * panel_bytes,
+            min(rows, outputs - first),
+            inputs,
+            weight_NK.stride(0),
+            pair,
+        )
+
+    # Most of the time goes into pages that are touched for the first time, of the file and of ours.
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in pool.map(pack, range(0, outputs, rows)):
+            pass
     return PackedDense(
         outputs=outputs, inputs=inputs, dtype=dtype, panels=panels, scale=_float(scale_N)
     )
