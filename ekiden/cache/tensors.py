@@ -25,8 +25,9 @@ TORCH_DTYPES = {
     "float16": torch.float16,
 }
 """Of weights and activations."""
-_TOUCHING_THREADS = 8
 KV_TORCH_DTYPES = {**TORCH_DTYPES, "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn}
+_TOUCHING_THREADS = 8
+"""At most, for the first touch of a cache's pages."""
 
 
 def allocate_cache(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ekiden.cli.deployment import Deployment
+from ekiden.cli.output import leave_output
 from ekiden.core import env
 from ekiden.service.supervisor import Child, ChildDied, NotReady
 
@@ -27,9 +27,7 @@ def say(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Python would write what is left once more at exit, and complain.
-        with open(os.devnull, "w") as nobody:
-            os.dup2(nobody.fileno(), sys.stdout.fileno())
+        leave_output()
 
 
 def ready_line(child: Child) -> str:

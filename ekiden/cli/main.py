@@ -7,13 +7,13 @@ Exit codes: 0 done, 1 it failed or differs, 2 the set-up cannot work (one senten
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from ekiden import __version__
 from ekiden.cli import audit, chat, models, serve, up, verify
+from ekiden.cli.output import leave_output
 from ekiden.core.errors import EkidenError, SetupError
 
 COMMANDS = (up, serve, models, chat, verify, audit)
@@ -59,5 +59,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output left, as `ekiden ... | head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        leave_output()
         return 1

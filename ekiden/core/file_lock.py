@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,16 +12,24 @@ _POLL_S = 0.02
 
 
 @contextmanager
-def file_lock(path: Path, timeout_s: float) -> Iterator[bool]:
+def file_lock(
+    path: Path, timeout_s: float, waiting: Callable[[], None] | None = None
+) -> Iterator[bool]:
     """Whether the lock was had within ``timeout_s``; the kernel frees it with its process.
+
+    ``waiting`` is called once if somebody else holds it.
 
     Raises:
         OSError: the file cannot be opened for writing.
     """
     deadline = time.monotonic() + timeout_s
     with path.open("w") as stream:
-        while not (held := _try_lock(stream.fileno())) and time.monotonic() < deadline:
+        held = _try_lock(stream.fileno())
+        if not held and waiting is not None:
+            waiting()
+        while not held and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+            held = _try_lock(stream.fileno())
         yield held
 
 

@@ -66,7 +66,7 @@ class InlineExecutor:
         self._has_port = port is not None
         self._closed = False
 
-        threads = Threads(share=(n := torch.get_num_threads()), most=n)
+        threads = Threads(share=torch.get_num_threads())
 
         def open_one(mesh: Mesh) -> Rank:
             return open_rank(

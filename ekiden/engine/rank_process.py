@@ -133,15 +133,14 @@ def _open_rank(wire: RankWire, setup: Setup, mesh: Mesh) -> Rank:
     from ekiden.engine.rank import load_port_factory, open_rank
     from ekiden.layers.backends.choose import Threads
 
-    share = setup.threads
-    most = max(share, usable_cores()) if setup.config.core_sharing else share
+    most = usable_cores() if setup.config.core_sharing else 0
     return open_rank(
         setup.config,
         setup.model,
         mesh=mesh,
         layout=setup.layout,
         num_blocks=setup.num_blocks,
-        threads=Threads(share=share, most=most),
+        threads=Threads(share=setup.threads, most=most),
         port_factory=load_port_factory(setup.port) if setup.port else None,
         port_options=setup.port_options,
         epoch=setup.epoch,

@@ -7,20 +7,19 @@ by one rename, or not at all. Two processes that want the same model take turns.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ekiden.core import env
 from ekiden.core.errors import SetupError
+from ekiden.core.file_lock import file_lock
 from ekiden.models.catalogue import CATALOGUE, CatalogueEntry, entry
 from ekiden.models.fetch import FETCH_TIMEOUT_S, fetch_package
 
@@ -137,25 +136,11 @@ def check_sha256(path: Path, expected: str) -> None:
 @contextmanager
 def _turn(lock: Path, name: str, say: Say) -> Iterator[None]:
     """Hold the lock file; wait for another process that does, but not for ever."""
-    until = time.monotonic() + FETCH_TIMEOUT_S
-    with os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT, 0o644), "w") as file:
-        waiting = False
-        while not _locked(file.fileno()):
-            if not waiting:
-                say(f"waiting for another process that is pulling {name}")
-            waiting = True
-            if time.monotonic() > until:
-                raise SetupError(f"another process has held {lock} for {FETCH_TIMEOUT_S:.0f} s")
-            time.sleep(0.2)
+    told = partial(say, f"waiting for another process that is pulling {name}")
+    with file_lock(lock, FETCH_TIMEOUT_S, waiting=told) as held:
+        if not held:
+            raise SetupError(f"another process has held {lock} for {FETCH_TIMEOUT_S:.0f} s")
         yield
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _from_hub(model: str, say: Say) -> Path:

@@ -298,7 +298,7 @@ def seated() -> set[int]:
     table = Path(f"/dev/shm/ekiden-{os.geteuid()}/cores")
     if not table.exists():
         return set()
-    return {seat.pid for seat in (cores._Seat * cores.SEATS).from_buffer_copy(table.read_bytes())}
+    return {seat.pid for seat in cores._Table.from_buffer_copy(table.read_bytes())}
 
 
 @needs_native

@@ -26,8 +26,9 @@ class Threads:
 
     share: int = 1
     """Always its own."""
-    most: int = 1
-    """With those that other ranks of this host leave idle: native kernels use them."""
+    most: int = 0
+    """With those that other ranks of this host leave idle, which native kernels use; up to
+    ``share``: it borrows none."""
 
 
 def choose_ops(

@@ -124,6 +124,19 @@ def test_two_pulls_at_once_fetch_once(tiny):
     assert leftovers() == [NAME]
 
 
+def test_whoever_waits_for_another_pull_says_so_once_and_gives_up_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "FETCH_TIMEOUT_S", 0.2)
+    lock, said = tmp_path / "lock", []
+    with hub._turn(lock, NAME, said.append):
+        assert said == []
+        with (
+            pytest.raises(SetupError, match="another process has held"),
+            hub._turn(lock, NAME, said.append),
+        ):
+            pass
+    assert said == [f"waiting for another process that is pulling {NAME}"]
+
+
 def test_a_fetch_that_hangs_is_ended_at_its_deadline(tmp_path: Path):
     def hang(requirement: str, target: Path) -> list[str]:
         return [sys.executable, "-c", "import time; time.sleep(60)"]

@@ -36,15 +36,15 @@ class _Seat(ctypes.Structure):
 
 
 SEAT_BYTES = ctypes.sizeof(_Seat)
+_Table = _Seat * SEATS
 
 
 class Seat:
     """One rank's place at the table, until it is closed or the process ends."""
 
-    def __init__(self, table: mmap.mmap, number: int) -> None:
+    def __init__(self, table: ctypes.Array[_Seat], number: int) -> None:
         self.count, self.number = SEATS, number
-        seats = (_Seat * SEATS).from_buffer(table)
-        self.address, self.row = ctypes.addressof(seats), seats[number]
+        self.address, self.row = ctypes.addressof(table), table[number]
         self.close = weakref.finalize(self, _leave, self.row)
 
 
@@ -58,7 +58,7 @@ def take_seat(share: int, folder: Path | None = None) -> Seat | None:
         with file_lock(folder / "cores.lock", LOCK_TIMEOUT_S) as locked:
             number = _free_seat(table) if locked else None
             if number is not None:
-                _sit(table, number, share)
+                _sit(table[number], share)
                 return Seat(table, number)
         reason = f"all {SEATS} seats are taken" if locked else "its table is locked"
     except OSError as error:
@@ -76,21 +76,20 @@ def _private_folder(folder: Path) -> Path:
     return folder
 
 
-def _table(path: Path) -> mmap.mmap:
-    size = SEATS * SEAT_BYTES
+def _table(path: Path) -> ctypes.Array[_Seat]:
+    size = ctypes.sizeof(_Table)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # Memory is taken now: where there is none, a store would end the process (SIGBUS).
         os.posix_fallocate(descriptor, 0, size)
-        return mmap.mmap(descriptor, size)
+        return _Table.from_buffer(mmap.mmap(descriptor, size))
     finally:
         os.close(descriptor)
 
 
-def _free_seat(table: mmap.mmap) -> int | None:
+def _free_seat(table: ctypes.Array[_Seat]) -> int | None:
     """The first that nobody has, or whose holder is dead."""
-    seats = (_Seat * SEATS).from_buffer(table)
-    return next((i for i, seat in enumerate(seats) if not _alive(seat.pid)), None)
+    return next((i for i, seat in enumerate(table) if not _alive(seat.pid)), None)
 
 
 def _alive(pid: int) -> bool:
@@ -105,8 +104,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _sit(table: mmap.mmap, number: int, share: int) -> None:
-    seat = (_Seat * SEATS).from_buffer(table)[number]
+def _sit(seat: _Seat, share: int) -> None:
     words = [0] * 16
     for core in os.sched_getaffinity(0):
         words[core // 64] |= 1 << core % 64
