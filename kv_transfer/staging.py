@@ -81,17 +81,32 @@ def scatter(staging: torch.Tensor, part: Slice, cache_BHL2SD: torch.Tensor) -> N
         spot_HL2nD.copy_(packed_HL2nD)
 
 
+def move(
+    source_BHL2SD: torch.Tensor, source: Slice, target_BHL2SD: torch.Tensor, target: Slice
+) -> None:
+    """Copy ``source`` of one cache straight to ``target`` of another, of the same runs and the same
+    number of heads and layers; block sizes may differ. No other element is written."""
+    pairs = zip(_spots(source_BHL2SD, source), _spots(target_BHL2SD, target), strict=True)
+    for from_HL2nD, to_HL2nD in pairs:
+        to_HL2nD.copy_(from_HL2nD)
+
+
+def _spots(cache_BHL2SD: torch.Tensor, part: Slice) -> Iterator[torch.Tensor]:
+    """The place in the cache of each unit, [heads, layers, 2, tokens, row]."""
+    for run in part.runs:
+        for block, offset in places(run, part.blocks, cache_BHL2SD.shape[4]):
+            yield cache_BHL2SD[block, part.heads, part.layers, :, offset : offset + run.tokens]
+
+
 def _matched(
     cache_BHL2SD: torch.Tensor, part: Slice, staging: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(in the cache, in the staging) of each unit. One copy a unit: a call of ``index_select``
     was not faster, and ``index_copy_`` reached a fifth of this (31 GB/s in cache)."""
-    packed, block_size, at = staging.view(cache_BHL2SD.dtype), cache_BHL2SD.shape[4], 0
-    for run in part.runs:
-        for block, offset in places(run, part.blocks, block_size):
-            spot = cache_BHL2SD[block, part.heads, part.layers, :, offset : offset + run.tokens]
-            yield spot, packed[at : at + spot.numel()].view(spot.shape)
-            at += spot.numel()
+    packed, at = staging.view(cache_BHL2SD.dtype), 0
+    for spot in _spots(cache_BHL2SD, part):
+        yield spot, packed[at : at + spot.numel()].view(spot.shape)
+        at += spot.numel()
 
 
 def seal_message(message: memoryview, tag: int) -> int:
