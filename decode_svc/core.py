@@ -58,6 +58,9 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
         for life in list(self.lives.values()):
             life.on_fatal(error)
 
+    def states(self) -> list[str]:
+        return [*super().states(), *(life.state for life in self.lives.values())]
+
     def open_session(self, handoff: Handoff, start: int, end: int) -> bytes:
         """Open the session that fills the hand-off's reserved blocks; returns the offer."""
         reservation = handoff.reservation

@@ -84,14 +84,16 @@ class Life:
             self._finished.cancel()
 
     def _late(self) -> DeadlineExceeded:
-        state = self._state()
+        state = self.state
         return DeadlineExceeded(
             f"request {self.request.request_id} passed its deadline of "
             f"{self.request.deadline_s:g} s while {state}",
             state=state,
         )
 
-    def _state(self) -> str:
+    @property
+    def state(self) -> str:
+        """What the request waits for, in words."""
         if self._handoff is not None and not self.timeline.has_kv:
             return self._handoff.state
         return "decoding" if self.timeline.ttft_s is not None else "waiting for its first token"

@@ -69,6 +69,10 @@ class _Sessions(Generic[S]):
         """Sessions whose Drained has not come yet, stuck ones included."""
         return len(self._open)
 
+    def states(self) -> list[str]:
+        """The state of every open session, as ``session.State`` names it, in lower case."""
+        return [session.state.name.lower() for session in self._open.values()]
+
     def stuck(self) -> list[str]:
         """One sentence for each session whose blocks are in quarantine for good."""
         return [text for s in self._open.values() if (text := s.stuck()) is not None]

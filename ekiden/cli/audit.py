@@ -42,6 +42,8 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "?"
     address: str
     books: BlockBooks | None = None
+    states: tuple[tuple[str, int], ...] = ()
+    """How many hand-off sessions and requests are in each state."""
     trouble: str = ""
 
     def verdict(self) -> str:
@@ -49,7 +51,9 @@ class Audited(msgspec.Struct, frozen=True, kw_only=True):
             return self.trouble
         if not self.books.balanced:
             return "DOES NOT BALANCE"
-        return "idle" if self.books.idle else "in use"
+        if self.books.idle:
+            return "idle"
+        return ": ".join(filter(None, ("in use", ", ".join(f"{n} {s}" for s, n in self.states))))
 
     def passes(self, idle: bool) -> bool:
         if self.books is None:
@@ -141,7 +145,13 @@ def _row(address: str, reply: AuditReply) -> Audited:
         requests=reply.requests,
         sessions=reply.sessions,
     )
-    return Audited(replica=reply.replica_id, role=reply.role, address=address, books=books)
+    return Audited(
+        replica=reply.replica_id,
+        role=reply.role,
+        address=address,
+        books=books,
+        states=tuple(sorted(reply.states.items())),
+    )
 
 
 def table(rows: Sequence[Audited]) -> str:

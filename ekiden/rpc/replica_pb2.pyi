@@ -103,7 +103,14 @@ class KvBlock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class AuditReply(_message.Message):
-    __slots__ = ("total", "free", "cached", "held", "requests", "sessions", "running", "waiting", "waiting_tokens", "replica_id", "role", "rss_bytes", "stage_idle", "collective_share")
+    __slots__ = ("total", "free", "cached", "held", "requests", "sessions", "running", "waiting", "waiting_tokens", "replica_id", "role", "rss_bytes", "stage_idle", "collective_share", "states")
+    class StatesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +125,7 @@ class AuditReply(_message.Message):
     RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGE_IDLE_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     cached: int
@@ -132,4 +140,5 @@ class AuditReply(_message.Message):
     rss_bytes: float
     stage_idle: _containers.RepeatedScalarFieldContainer[float]
     collective_share: float
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., requests: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., replica_id: _Optional[str] = ..., role: _Optional[str] = ..., rss_bytes: _Optional[float] = ..., stage_idle: _Optional[_Iterable[float]] = ..., collective_share: _Optional[float] = ...) -> None: ...
+    states: _containers.ScalarMap[str, int]
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., cached: _Optional[int] = ..., held: _Optional[int] = ..., requests: _Optional[int] = ..., sessions: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., replica_id: _Optional[str] = ..., role: _Optional[str] = ..., rss_bytes: _Optional[float] = ..., stage_idle: _Optional[_Iterable[float]] = ..., collective_share: _Optional[float] = ..., states: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -61,7 +61,7 @@ class ReplicaCore(ABC, Generic[S]):
     def register(self, server: RpcServer) -> None:
         """Serve what every worker answers."""
         reader = self.reader if self.replica.config.enable_kv_debug else None
-        servicer = ReplicaServicer(self.me, self.met, self.audit, reader)
+        servicer = ReplicaServicer(self.me, self.met, self.audit, self.states, reader)
         replica_pb2_grpc.add_ReplicaServicer_to_server(servicer, server.raw)
 
     def _on_port(self, rank: int, message: bytes) -> None:
@@ -82,6 +82,10 @@ class ReplicaCore(ABC, Generic[S]):
         open_sessions = self.sessions.open_count
         books = await self.bridge.call(lambda _: self.replica.books(open_sessions))
         return books, self.replica.stats()
+
+    def states(self) -> list[str]:
+        """The state of each hand-off session, and of whatever else the role waits for."""
+        return self.sessions.states()
 
     async def close(self) -> None:
         self.pump.close()

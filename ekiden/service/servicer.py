@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -79,10 +79,12 @@ class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
         me: ReplicaDescription,
         peers: PeerTable,
         audit: Callable[[], Awaitable[tuple[BlockBooks, ReplicaStats]]],
+        states: Callable[[], list[str]],
         reader: KvReader | None,
     ) -> None:
         """``reader`` is None unless the operator lets peers read cached KV."""
         self._reader = reader
+        self._states = states
         self._me = me
         self._peers = peers
         self._audit = audit
@@ -119,6 +121,7 @@ class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
             rss_bytes=resident_bytes(),
             stage_idle=stats.stage_idle,
             collective_share=stats.collective_share,
+            states=Counter(self._states()),
         )
 
     async def ReadKv(

@@ -67,6 +67,12 @@ async def test_what_is_held_passes_only_without_idle(serve, held: dict[str, int]
     assert table.endswith("in use")
 
 
+async def test_what_is_in_use_says_in_which_states(serve):
+    states = {"moving": 2, "about to prefill": 1}
+    _, table = await audited("--replica", await serve({**IDLE, "sessions": 2, "states": states}))
+    assert table.endswith("in use: 1 about to prefill, 2 moving")
+
+
 async def test_books_that_do_not_balance_never_pass(serve):
     code, table = await audited("--replica", await serve({**IDLE, "free": 5}))
     assert code == 1
