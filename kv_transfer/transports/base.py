@@ -1,4 +1,4 @@
-"""The interface of a wire. Everything is called from one thread, except ``wake``.
+"""The interface of a wire. Everything is called from one thread.
 
 Messages are two-sided: nothing is written into a process but what that process accepted into a
 buffer of its choice. An arriving message is announced first (``Incoming``); the owner of the
@@ -52,6 +52,10 @@ class Transport(Protocol):
     def wire(self) -> str:
         """What is really used, such as ``ucx/tcp``."""
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """File descriptors that become readable when ``poll`` has something to do."""
+
     def register(self, arena: memoryview) -> None:
         """Make ``arena`` (writable bytes) known; every buffer used later lies in it.
 
@@ -78,11 +82,12 @@ class Transport(Protocol):
     def discard(self, message: int) -> None:
         """Throw an announced message away."""
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        """What happened; waits up to ``timeout_s`` for the first event or ``wake``."""
+    def poll(self) -> list[Event]:
+        """Do what can be done now, and say what happened. Never waits."""
 
-    def wake(self) -> None:
-        """End a ``poll`` that waits, or the next one. Any thread."""
+    def idle(self) -> float:
+        """Call before sleeping on ``fds``: the seconds until ``poll`` is due whatever they say.
+        0: there is something to do now; infinity: nothing but they."""
 
     def disconnect(self, peer: int) -> None:
         """Break the connection: ``PeerLost`` and the errors of its operations come in later
@@ -90,3 +95,21 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Break every connection and let go of all buffers. The last call."""
+
+
+class MappedTransport(Transport, Protocol):
+    """A wire whose ends may read each other's pool: messages announce, and no payload is sent.
+
+    Reading is all that a peer can do. What was read counts only if the peer still held it then,
+    and only the peer knows: it says so in its seal.
+    """
+
+    def share(self, pool_fd: int | None) -> None:
+        """Let connected peers map the pool behind ``pool_fd``; None: it cannot be mapped."""
+
+    def pool(self, peer: int) -> memoryview | None:
+        """The peer's pool, read-only bytes, valid while the caller holds it; None: not mapped yet.
+
+        Raises:
+            ReplicaFailed: it will not be: the peer does not share it.
+        """

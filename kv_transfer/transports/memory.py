@@ -7,9 +7,11 @@ connects ranks that are threads of one process.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 from collections import deque
+from contextlib import suppress
 
 import msgspec
 
@@ -90,7 +92,8 @@ class MemoryTransport:
         self._clock = clock or MonotonicClock()
         self._faults = faults or Faults()
         self._random = random.Random(self._faults.seed)
-        self._signal = threading.Event()
+        self._signal = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fds = (self._signal,)
         self._numbers = itertools.count(1)
         self._peers: dict[int, MemoryTransport] = {}
         self._arriving: list[_Flight] = []
@@ -98,6 +101,7 @@ class MemoryTransport:
         self._landings: dict[int, _Landing] = {}
         self._sends: dict[int, int] = {}
         self._events: deque[Event] = deque()
+        self._closed = False
         self._name = hub.join(self)
 
     def register(self, arena: memoryview) -> None:
@@ -161,23 +165,21 @@ class MemoryTransport:
             flight = self._announced.pop(message)
             flight.sender._sent(flight.op, "")
 
-    def poll(self, timeout_s: float) -> list[Event]:
+    def poll(self) -> list[Event]:
         with self._hub.lock:
-            self._collect()
-            wait = min(timeout_s, self._next_due())
-            if self._events:
-                self._signal.clear()
-        if not self._events and wait > 0:
-            self._signal.wait(wait)
-        with self._hub.lock:
-            self._signal.clear()
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._signal)
             self._collect()
             events = list(self._events)
             self._events.clear()
             return events
 
-    def wake(self) -> None:
-        self._signal.set()
+    def idle(self) -> float:
+        with self._hub.lock:
+            dues = [f.due for f in self._arriving]
+            dues += [x.due for x in self._landings.values() if x.due is not None]
+            next_due = min(dues, default=float("inf")) - self._clock.now()
+            return 0.0 if self._events else max(next_due, 0.0)
 
     def disconnect(self, peer: int) -> None:
         with self._hub.lock:
@@ -195,6 +197,8 @@ class MemoryTransport:
             self._landings.clear()
             self._sends.clear()
             self._events.clear()
+            self._closed = True
+            os.close(self._signal)
 
     def _launch(self, target: MemoryTransport, flight: _Flight) -> None:
         if self._happens(self._faults.corrupt):
@@ -205,7 +209,7 @@ class MemoryTransport:
         if self._happens(self._faults.duplicate):
             copy = memoryview(bytes(flight.data))
             target._arriving.append(_Flight(self, 0, flight.tag, copy, self._due()))
-        target._signal.set()
+        target._wake()
 
     def _collect(self) -> None:
         now = self._clock.now()
@@ -248,15 +252,14 @@ class MemoryTransport:
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
-        self._signal.set()
+        self._wake()
 
     def _due(self) -> float:
         return self._clock.now() + self._random.uniform(0.0, self._faults.delay_s)
 
-    def _next_due(self) -> float:
-        dues = [f.due for f in self._arriving]
-        dues += [x.due for x in self._landings.values() if x.due is not None]
-        return max(min(dues, default=float("inf")) - self._clock.now(), 0.0)
+    def _wake(self) -> None:
+        if not self._closed:
+            os.eventfd_write(self._signal, 1)
 
     def _happens(self, chance: float) -> bool:
         return chance > 0 and self._random.random() < chance

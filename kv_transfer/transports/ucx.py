@@ -2,7 +2,7 @@
 
 What this file decides, and why:
 
-- One worker, driven by the port's own thread: progress, probe, arm, then sleep in epoll. No
+- One worker, driven by the port's own thread: progress, probe, arm, then sleep. No
   progress thread and no asyncio, so nothing spins and nothing completes behind our back.
 - The context has no remote memory access: a connected peer cannot read or write this process.
 - No receive is posted before its message is there (probe, then receive by handle). UCX cannot
@@ -21,9 +21,8 @@ What this file decides, and why:
 from __future__ import annotations
 
 import itertools
-import os
+import math
 import re
-import select
 from collections import deque
 from typing import Any
 
@@ -87,10 +86,7 @@ class UcxTransport:
                 f"UCX cannot start with {settings}: {error}; set UCX_TLS to a transport that "
                 "this machine has"
             ) from error
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self._worker.epoll_file_descriptor, select.EPOLLIN)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self.fds = (self._worker.epoll_file_descriptor,)
         self._any_tag, self._no_mask = ucx.UCXXTag(0), ucx.UCXXTagMask(0)
         self._numbers = itertools.count(1)
         self._peers: dict[int, Any] = {}
@@ -150,18 +146,14 @@ class UcxTransport:
         request = self._worker.tag_recv_with_handle(self._array(nothing), found)
         self._trash.append((request, nothing))
 
-    def poll(self, timeout_s: float) -> list[Event]:
-        self._worker.progress()
-        events = self._collect()
-        if events or timeout_s <= 0:
-            return events
-        if self._worker.arm():
-            self._sleep(timeout_s)
+    def poll(self) -> list[Event]:
         self._worker.progress()
         return self._collect()
 
-    def wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+    def idle(self) -> float:
+        if self._failed or self._lost or self._closed:
+            return 0.0
+        return math.inf if self._worker.arm() else 0.0
 
     def disconnect(self, peer: int) -> None:
         if (connection := self._peers.get(peer)) is not None:
@@ -178,14 +170,7 @@ class UcxTransport:
         self._ops.clear()
         self._trash.clear()
         self._farewells.clear()
-        self._epoll.close()
-        os.close(self._wake_fd)
         del self._worker, self._context
-
-    def _sleep(self, timeout_s: float) -> None:
-        for fd, _ in self._epoll.poll(timeout_s):
-            if fd == self._wake_fd:
-                os.eventfd_read(self._wake_fd)
 
     def _collect(self) -> list[Event]:
         events, self._failed = self._failed, []

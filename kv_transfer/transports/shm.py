@@ -1,0 +1,160 @@
+"""The wire within one host: a peer's pool is mapped read-only, and read from directly.
+
+The pool is an anonymous file in memory (``memfd``). Its descriptor goes over a Unix socket to peers
+that have shown the endpoint's key, sealed so that no other process can ever write to it. Nothing
+is left behind by a process that dies, and what it shared stays readable for those who read it.
+
+Without a folder the socket has an abstract name, which all processes of one network namespace can
+reach. Containers need a folder that they share (any volume will do: the memory is not in it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from ekiden.core.errors import ReplicaFailed, SetupError
+from kv_transfer.transports.base import Event, PeerLost
+from kv_transfer.transports.frames import HEADER, Connection, Kind
+from kv_transfer.transports.stream import StreamTransport
+
+MAGIC = b"shm"
+BACKLOG = 256
+POPULATE_BYTES = 64 << 20
+_MADV_POPULATE_READ = 22
+_F_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4 | 0x10
+"""F_SEAL_SEAL, SHRINK, GROW and FUTURE_WRITE: only mappings that exist may write."""
+
+
+def host_id() -> bytes:
+    """The same in all containers of one running kernel, different elsewhere."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b""
+
+
+class ShmTransport(StreamTransport):
+    """Listens on a Unix socket, in ``folder`` or (empty) under an abstract name."""
+
+    def __init__(self, folder: str = "") -> None:
+        self._path = _path(folder)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(self._path)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            raise SetupError(
+                f"the shm wire for KV cannot open a socket in {folder or 'the abstract namespace'}: "
+                f"{error.strerror or error}"
+            ) from error
+        self._pool_fd: int | None = None
+        self._pools: dict[int, _Pool] = {}
+        super().__init__(MAGIC, listener, host_id() + b"|" + self._path.encode())
+
+    def share(self, pool_fd: int | None) -> None:
+        self._pool_fd = pool_fd
+        if pool_fd is not None:
+            fcntl.fcntl(pool_fd, _F_ADD_SEALS, _SEALS)
+
+    def pool(self, peer: int) -> memoryview | None:
+        if (pool := self._pools.get(peer)) is not None:
+            return pool.bytes
+        connection = self._peers.get(peer)
+        if connection is None:
+            raise ReplicaFailed("the connection is lost")
+        if connection.ready:
+            raise ReplicaFailed("the peer does not share its KV cache")
+        return None
+
+    def poll(self) -> list[Event]:
+        events = super().poll()
+        for event in events:
+            if isinstance(event, PeerLost) and (pool := self._pools.pop(event.peer, None)):
+                pool.close()
+        return events
+
+    def close(self) -> None:
+        super().close()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+        if not self._path.startswith("\0"):
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def _dial(self, address: bytes) -> socket.socket:
+        host, _, path = address.partition(b"|")
+        if host != host_id():
+            raise OSError(errno.EHOSTUNREACH, "it is on another host")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.connect(path.decode())
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _shown(self, address: bytes) -> str:
+        return address.partition(b"|")[2].decode(errors="replace").replace("\0", "@")
+
+    def _welcome(self, connection: Connection) -> None:
+        if self._pool_fd is None:
+            connection.put(Kind.WELCOME)
+            return
+        # The first bytes that go this way: the socket has room for them.
+        header = HEADER.pack(Kind.WELCOME, 0, 0, 0)
+        with contextlib.suppress(OSError):  # a peer that is gone is noticed by reading
+            socket.send_fds(connection.sock, [header], [self._pool_fd])
+
+    def _welcomed(self, connection: Connection) -> None:
+        if connection.passed_fd < 0:
+            return
+        try:
+            pool = _Pool(connection.passed_fd)
+        finally:
+            os.close(connection.passed_fd)
+            connection.passed_fd = -1
+        self._pools[self._addresses[connection.peer]] = pool
+
+
+class _Pool:
+    """A mapped pool; a thread touches its pages, so that reading need not wait for them."""
+
+    def __init__(self, fd: int) -> None:
+        self._mapped = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        self.bytes = memoryview(self._mapped)
+        self._closed = threading.Event()
+        self._toucher = threading.Thread(target=self._touch, name="kv-shm-touch", daemon=True)
+        self._toucher.start()
+
+    def close(self) -> None:
+        """The mapping itself goes when the last one who reads lets go of it."""
+        self._closed.set()
+
+    def _touch(self) -> None:
+        held = self.bytes
+        address = np.frombuffer(held, np.uint8).ctypes.data
+        libc = ctypes.CDLL(None)
+        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for offset in range(0, held.nbytes, POPULATE_BYTES):
+            size = min(POPULATE_BYTES, held.nbytes - offset)
+            # A kernel that does not know this advice (before 5.14) lets readers touch the pages.
+            if self._closed.is_set() or libc.madvise(address + offset, size, _MADV_POPULATE_READ):
+                return
+
+
+def _path(folder: str) -> str:
+    name = f"ekiden-kv-{os.getpid()}-{secrets.token_hex(8)}"
+    return f"{folder}/{name}.sock" if folder else f"\0{name}"

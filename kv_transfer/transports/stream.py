@@ -1,0 +1,314 @@
+"""What wires over stream sockets share: who is connected, and messages as frames.
+
+- An end listens, and dials every peer it is told to connect to; what it sends goes over the
+  connection it dialled. An endpoint carries a random key and travels over authenticated gRPC; who
+  dials must show it first, or is turned away before anything else of it is read.
+- A small message goes with its payload. A large one is offered, and sent when the receiver has a
+  buffer for it: it may be taken in any order, and a receiver without room holds up nobody else.
+- The loss of either connection of a peer is the loss of the peer; the system tells of a process
+  that died at once. A peer that only stops is found by the deadlines of sessions.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import math
+import secrets
+import select
+import socket
+from functools import partial
+
+import msgspec
+
+from ekiden.core.clock import MonotonicClock
+from ekiden.core.errors import ReplicaFailed
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+from kv_transfer.transports.frames import Broken, Connection, Frame, Kind
+
+EAGER_BYTES = 16 << 10
+LIMITS: dict[int, int] = {Kind.HELLO: 4096, Kind.WELCOME: 4096, Kind.EAGER: EAGER_BYTES}
+"""Payload that comes unasked, at most."""
+GREETING_S = 5.0
+"""For a connection to be made and the other end to show who it is."""
+BUDGET = 8 << 20
+"""Bytes read from one connection before the others have their turn."""
+MAX_STRANGERS = 256
+KEY_BYTES = 16
+
+
+class _Message(msgspec.Struct):
+    """Announced, not yet received: ``payload`` is here already, or waits at the sender."""
+
+    connection: Connection
+    op: int
+    size: int
+    payload: memoryview | None
+
+
+class StreamTransport:
+    """A wire over ``listener``; ``address`` is how others dial it, ``magic`` the wire's name."""
+
+    def __init__(self, magic: bytes, listener: socket.socket, address: bytes) -> None:
+        self._magic = magic
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._endpoint = magic + self._key + address
+        self._listener = listener
+        listener.setblocking(False)
+        self._clock = MonotonicClock()
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
+        self.fds = (self._epoll.fileno(),)
+        self._numbers = itertools.count(1)
+        self._connections: dict[int, Connection] = {}
+        self._greeting: dict[Connection, float] = {}
+        self._peers: dict[int, Connection] = {}
+        self._addresses: dict[bytes, int] = {}
+        self._sends: dict[int, tuple[int, memoryview]] = {}
+        self._messages: dict[int, _Message] = {}
+        self._takings: dict[tuple[Connection, int], tuple[int, memoryview]] = {}
+        self._events: list[Event] = []
+
+    @property
+    def wire(self) -> str:
+        return self._magic.decode()
+
+    def register(self, arena: memoryview) -> None:
+        """Sockets take any memory."""
+
+    def describe(self) -> bytes:
+        return self._endpoint
+
+    def connect(self, endpoint: bytes) -> int:
+        if (known := self._addresses.get(endpoint)) is not None:
+            return known
+        head = len(self._magic)
+        if not endpoint.startswith(self._magic) or len(endpoint) <= head + KEY_BYTES:
+            raise ReplicaFailed(
+                f"a KV endpoint of {len(endpoint)} bytes is no address of the {self.wire} wire"
+            )
+        key, address = endpoint[head : head + KEY_BYTES], endpoint[head + KEY_BYTES :]
+        number = next(self._numbers)
+        try:
+            connection = Connection(self._dial(address), peer=endpoint)
+        except OSError as error:
+            reason = f"cannot connect to {self._shown(address)}: {error.strerror or error}"
+            self._events.append(PeerLost(number, reason))
+            return number
+        self._peers[number] = connection
+        self._addresses[endpoint] = number
+        self._adopt(connection)
+        connection.put(Kind.HELLO, payload=key + self._endpoint)
+        self._write(connection)
+        return number
+
+    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+        op = next(self._numbers)
+        connection = self._peers.get(peer)
+        if connection is None:
+            self._events.append(Completed(op, "the connection is lost"))
+            return op
+        self._sends[op] = (peer, buffer)
+        if buffer.nbytes <= EAGER_BYTES:
+            done = partial(self._sent, op)
+            connection.put(Kind.EAGER, op=op, tag=tag, payload=buffer, done=done)
+        else:
+            connection.put(Kind.OFFER, op=op, tag=tag, size=buffer.nbytes)
+        self._write(connection)
+        return op
+
+    def receive(self, message: int, buffer: memoryview) -> int:
+        op = next(self._numbers)
+        found = self._messages.pop(message)
+        if found.payload is not None:
+            buffer[:] = found.payload
+            self._events.append(Completed(op, ""))
+        elif found.connection.closed:
+            self._events.append(Completed(op, "the connection is lost"))
+        else:
+            self._takings[found.connection, found.op] = (op, buffer)
+            found.connection.put(Kind.TAKE, op=found.op)
+            self._write(found.connection)
+        return op
+
+    def discard(self, message: int) -> None:
+        found = self._messages.pop(message)
+        if found.payload is None and found.not connection.closed:
+            found.connection.put(Kind.DROP, op=found.op)
+            self._write(found.connection)
+
+    def poll(self) -> list[Event]:
+        for fd, mask in self._epoll.poll(0):
+            if fd == self._listener.fileno():
+                self._accept()
+            elif (connection := self._connections.get(fd)) is not None:
+                if mask & ~select.EPOLLOUT:
+                    self._read(connection)
+                if mask & select.EPOLLOUT and not connection.closed:
+                    self._write(connection)
+        self._turn_away()
+        events, self._events = self._events, []
+        return events
+
+    def idle(self) -> float:
+        if self._events:
+            return 0.0
+        until = min(self._greeting.values(), default=math.inf)
+        return max(until - self._clock.now(), 0.0)
+
+    def disconnect(self, peer: int) -> None:
+        if (connection := self._peers.get(peer)) is not None:
+            self._lose(connection, "this end broke the connection")
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._lose(connection, "the wire was closed")
+        self._listener.close()
+        self._epoll.close()
+
+    # What the kinds of socket differ in.
+
+    def _dial(self, address: bytes) -> socket.socket:
+        """A socket on its way to ``address``, non-blocking. Raises OSError."""
+        raise NotImplementedError
+
+    def _shown(self, address: bytes) -> str:
+        return address.decode(errors="replace")
+
+    def _welcome(self, connection: Connection) -> None:
+        """A peer has shown that it may be here."""
+        connection.put(Kind.WELCOME)
+
+    def _welcomed(self, connection: Connection) -> None:
+        """The peer has taken us in."""
+
+    # Connections.
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone already, or there are no more descriptors: it will be seen again
+        if len(self._greeting) >= MAX_STRANGERS:
+            sock.close()
+            return
+        self._adopt(Connection(sock))
+
+    def _adopt(self, connection: Connection) -> None:
+        self._connections[connection.sock.fileno()] = connection
+        self._greeting[connection] = self._clock.now() + GREETING_S
+        self._epoll.register(connection.sock, select.EPOLLIN)
+
+    def _turn_away(self) -> None:
+        now = self._clock.now()
+        for connection in [c for c, until in self._greeting.items() if until <= now]:
+            self._lose(connection, f"nobody answered within {GREETING_S:g} s")
+
+    def _watch(self, connection: Connection) -> None:
+        out = select.EPOLLOUT if connection.waiting_to_write else 0
+        self._epoll.modify(connection.sock, select.EPOLLIN | out)
+
+    def _write(self, connection: Connection) -> None:
+        """Write what can be written; watch for room if something is left."""
+        try:
+            connection.flush()
+        except Broken as broken:
+            self._lose(connection, str(broken))
+            return
+        self._watch(connection)
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        """The connection, and with it everything that goes on with the peer behind it."""
+        lost = [c for c in self._connections.values() if c is connection or self._same(c, connection)]
+        for gone in lost:
+            self._connections.pop(gone.sock.fileno())
+            self._greeting.pop(gone, None)
+            self._epoll.unregister(gone.sock)
+            gone.close()
+        for key in [key for key in self._takings if key[0] in lost]:
+            op, _ = self._takings.pop(key)
+            self._events.append(Completed(op, reason))
+        number = self._addresses.pop(connection.peer, None)
+        if number is None:
+            return
+        del self._peers[number]
+        for op in [op for op, (peer, _) in self._sends.items() if peer == number]:
+            del self._sends[op]
+            self._events.append(Completed(op, reason))
+        self._events.append(PeerLost(number, reason))
+
+    def _same(self, one: Connection, other: Connection) -> bool:
+        return bool(one.peer) and one.peer == other.peer
+
+    # Frames.
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            for frame, payload in connection.frames(partial(self._room, connection), BUDGET):
+                self._heard(connection, frame, payload)
+                if connection.closed:
+                    return
+        except Broken as broken:
+            self._lose(connection, str(broken))
+
+    def _room(self, connection: Connection, frame: Frame) -> memoryview:
+        """Memory for what comes behind a frame's header; refuses what nobody should send."""
+        kind, size = frame.kind, frame.size
+        if not connection.ready and kind not in (Kind.HELLO, Kind.WELCOME):
+            raise Broken("the other end did not show who it is")
+        if kind == Kind.DATA:
+            taking = self._takings.get((connection, frame.op))
+            if taking is None or taking[1].nbytes != size:
+                raise Broken("the other end sent data that nobody asked for")
+            return taking[1]
+        if kind in (Kind.OFFER, Kind.TAKE, Kind.DROP):
+            return memoryview(b"")
+        if size > LIMITS.get(kind, -1):
+            raise Broken(f"the other end sent a frame of kind {kind} with {size} bytes")
+        return memoryview(bytearray(size))
+
+    def _heard(self, connection: Connection, frame: Frame, payload: memoryview) -> None:
+        kind = frame.kind
+        if kind == Kind.HELLO:
+            self._greeted(connection, bytes(payload))
+        elif kind == Kind.WELCOME:
+            self._greeting.pop(connection, None)
+            connection.ready = True
+            self._welcomed(connection)
+            self._write(connection)
+        elif kind == Kind.EAGER:
+            self._announce(connection, frame, payload)
+        elif kind == Kind.OFFER:
+            self._announce(connection, frame, None)
+        elif kind == Kind.TAKE:
+            self._taken(connection, frame.op)
+        elif kind == Kind.DROP:
+            self._sent(frame.op)
+        else:
+            op, _ = self._takings.pop((connection, frame.op))
+            self._events.append(Completed(op, ""))
+
+    def _greeted(self, connection: Connection, payload: bytes) -> None:
+        key, endpoint = payload[:KEY_BYTES], payload[KEY_BYTES:]
+        if not hmac.compare_digest(key, self._key):
+            raise Broken("the other end does not have the key of this endpoint")
+        self._greeting.pop(connection, None)
+        connection.ready = True
+        connection.peer = endpoint
+        self._welcome(connection)
+        self._write(connection)
+
+    def _announce(self, connection: Connection, frame: Frame, payload: memoryview | None) -> None:
+        message = next(self._numbers)
+        self._messages[message] = _Message(connection, frame.op, frame.size, payload)
+        self._events.append(Incoming(message, frame.tag, frame.size))
+
+    def _taken(self, connection: Connection, op: int) -> None:
+        if (sending := self._sends.get(op)) is None or self._peers.get(sending[0]) is not connection:
+            raise Broken("the other end took a message that was not offered")
+        connection.put(Kind.DATA, op=op, payload=sending[1], done=partial(self._sent, op))
+        self._write(connection)
+
+    def _sent(self, op: int) -> None:
+        if self._sends.pop(op, None) is not None:
+            self._events.append(Completed(op, ""))
