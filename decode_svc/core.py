@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ekiden.core.errors import EkidenError
-from ekiden.engine.engine import EngineOutput
+from ekiden.engine.engine import EngineOutput, Reservation
 from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
+from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Arrived, Drained, Failed, SessionEvent
 from kv_transfer.sessions import ReceiveSessions
 
 from .peers import PrefillPeers
+from .wires import WireChooser
 
 if TYPE_CHECKING:
-    from .handoff import Handoff
     from .life import Life
+
+
+class Receiver(Protocol):
+    """Who a receiving session is for."""
+
+    def on_arrived(self, event: Arrived) -> None: ...
+
+    def on_failed(self, event: Failed) -> None: ...
 
 
 class DecodeCore(ReplicaCore[ReceiveSessions]):
@@ -30,10 +39,10 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
     def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
         self.lives: dict[str, Life] = {}
         self.freed = asyncio.Event()
-        self._handoffs: dict[int, Handoff] = {}
+        self._receivers: dict[int, Receiver] = {}
         self._reservations: dict[int, int] = {}
         super().__init__(replica, ReceiveSessions, on_fatal)
-        self.peers = PrefillPeers(self.me, replica.config.secret)
+        self.peers = PrefillPeers(self.me, replica.config.secret, WireChooser(self).choose)
 
     def _on_output(self, output: EngineOutput) -> None:
         """Hand each part of a step's output to its request, then send what each caller got."""
@@ -61,28 +70,38 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
     def states(self) -> list[str]:
         return [*super().states(), *(life.state for life in self.lives.values())]
 
-    def open_session(self, handoff: Handoff, start: int, end: int) -> bytes:
-        """Open the session that fills the hand-off's reserved blocks; returns the offer."""
-        reservation = handoff.reservation
-        session, offer = self.sessions.open(
-            handoff.request.request_id, handoff.peer.description, start, end, reservation.blocks
-        )
-        handoff.session = session
-        self._handoffs[session] = handoff
+    def open_session(
+        self,
+        receiver: Receiver,
+        request_id: str,
+        peer: ReplicaDescription,
+        start: int,
+        end: int,
+        reservation: Reservation,
+        wire: str,
+    ) -> tuple[int, bytes]:
+        """Open the session that fills reserved blocks; returns its number and the offer. The blocks
+        are let go once nobody writes into them any more.
+
+        Raises:
+            EkidenError: it cannot be opened; the blocks are still the caller's to let go.
+        """
+        session, offer = self.sessions.open(request_id, peer, start, end, reservation.blocks, wire)
+        self._receivers[session] = receiver
         self._reservations[session] = reservation.key
         self.pump.pump()
-        return offer
+        return session, offer
 
     def _on_session(self, event: SessionEvent) -> None:
-        handoff = self._handoffs.get(event.session)
+        receiver = self._receivers.get(event.session)
         if isinstance(event, Drained):
-            self._handoffs.pop(event.session, None)
+            self._receivers.pop(event.session, None)
             key = self._reservations.pop(event.session)
             self.let_go(key)
-        elif handoff is not None and isinstance(event, Arrived):
-            handoff.on_arrived(event)
-        elif handoff is not None and isinstance(event, Failed):
-            handoff.on_failed(event)
+        elif receiver is not None and isinstance(event, Arrived):
+            receiver.on_arrived(event)
+        elif receiver is not None and isinstance(event, Failed):
+            receiver.on_failed(event)
 
     def let_go(self, key: int) -> None:
         """Nobody writes into the blocks of reservation ``key`` any more."""

@@ -106,10 +106,19 @@ class Handoff:
     def _open_session(self) -> bytes:
         held, end = self.reservation.held_tokens, len(self.request.prompt)
         try:
-            return self.core.open_session(self, held, end)
+            self.session, offer = self.core.open_session(
+                self,
+                self.request.request_id,
+                self.peer.description,
+                held,
+                end,
+                self.reservation,
+                self.peer.wire,
+            )
         except EkidenError as error:
             self.core.let_go(self.reservation.key)
             raise self._failed(error.message) from error
+        return offer
 
     def _start(self) -> pb.PrefillStart:
         return pb.PrefillStart(

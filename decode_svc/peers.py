@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 import grpc
 import msgspec
@@ -16,6 +17,8 @@ from ekiden.rpc.convert import from_pb, to_pb
 from ekiden.service.servicer import check_meeting
 from kv_transfer.description import ReplicaDescription
 
+from .wires import Measured
+
 MAX_PEERS = 64
 MEET_TIMEOUT_S = 3.0
 CLOSE_GRACE_S = 600.0
@@ -27,13 +30,19 @@ class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
     description: ReplicaDescription
     channel: grpc.aio.Channel
     stub: prefill_pb2_grpc.PrefillStub
+    wire: str
+    """That its KV takes to here."""
+
+
+Choose = Callable[[ReplicaDescription, prefill_pb2_grpc.PrefillStub], Awaitable[Measured]]
 
 
 class PrefillPeers:
     """Meets each prefill replica once a life and remembers what came of it."""
 
-    def __init__(self, me: ReplicaDescription, secret: str) -> None:
+    def __init__(self, me: ReplicaDescription, secret: str, choose: Choose) -> None:
         self._me = me
+        self._choose = choose
         self.metadata = auth_metadata(secret)
         self._met: OrderedDict[tuple[str, int], PrefillPeer | SetupError] = OrderedDict()
         self._closing: set[asyncio.Future[None]] = set()
@@ -93,7 +102,8 @@ class PrefillPeers:
             raise ReplicaFailed(f"{who} has restarted since it was chosen")
         check_meeting(self._me, description)
         stub = prefill_pb2_grpc.PrefillStub(channel)
-        return PrefillPeer(description=description, channel=channel, stub=stub)
+        wire = (await self._choose(description, stub)).wire
+        return PrefillPeer(description=description, channel=channel, stub=stub, wire=wire)
 
     def _remember(self, candidate: PrefillCandidate, outcome: PrefillPeer | SetupError) -> None:
         """Keep the outcome; forget earlier lives at this address and the longest unused."""

@@ -18,7 +18,6 @@ _EQUAL = (
     ("hash_scheme", "hash scheme", "run the same release on both sides"),
     # Where KV is int8 or fp8 on both sides its own dtype does not tell; the tokens would.
     ("dtype", "dtype of activations", "give both sides the same --dtype"),
-    ("transport", "transport", "give both sides the same --transport"),
 )
 _EQUAL_KV = (
     ("kind", "KV kind", "load the same model on both sides"),
@@ -40,10 +39,27 @@ def check_pair(prefill: ReplicaDescription, decode: ReplicaDescription) -> None:
     for field, name, remedy in _EQUAL_KV:
         mine, theirs = getattr(prefill.kv, field), getattr(decode.kv, field)
         _same(prefill, decode, name, mine, theirs, remedy)
+    common_wires(prefill, decode)
     _check_lengths(prefill, decode)
     for replica in (prefill, decode):
         _check_blocks(replica)
         _check_ranks(replica)
+
+
+def common_wires(prefill: ReplicaDescription, decode: ReplicaDescription) -> tuple[str, ...]:
+    """The wires that KV could take, in decode's order.
+
+    Raises:
+        SetupError: there is none.
+    """
+    common = tuple(wire for wire in decode.wires if wire in prefill.wires)
+    if not common:
+        raise SetupError(
+            f"prefill {prefill.replica_id} has the KV wires {', '.join(prefill.wires)} and decode "
+            f"{decode.replica_id} has {', '.join(decode.wires)}, none in common: give both sides "
+            "the same --kv-transport"
+        )
+    return common
 
 
 def _same(
@@ -82,6 +98,6 @@ def _check_ranks(replica: ReplicaDescription) -> None:
     if len(replica.kv.ranks) != len(replica.endpoints):
         raise SetupError(
             f"{replica.role} {replica.replica_id} has {len(replica.kv.ranks)} ranks but names "
-            f"{len(replica.endpoints)} KV endpoints: start it with --transport {replica.transport}"
+            f"{len(replica.endpoints)} KV endpoints: start it anew"
         )
     check_layout(replica.kv)

@@ -6,8 +6,16 @@ import msgspec
 
 from ekiden.cache.layout import KvLayout
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Version of the hand-off session, its messages and its checksums."""
+
+
+AUTO_WIRES = ("shm", "ucx", "tcp")
+"""What ``--kv-transport auto`` opens where it can run, best first."""
+ALL_WIRES = AUTO_WIRES
+"""What ``--kv-transport`` may name."""
+MAPPED_WIRES = frozenset({"shm", "mapped_memory"})
+"""Decode reads prefill's pool itself: no message holds payload."""
 
 
 class ReplicaDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +34,9 @@ class ReplicaDescription(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     """Of weights and activations; that of KV is in ``kv``."""
     kv: KvLayout
-    transport: str
+    wires: tuple[str, ...]
+    """The wires that every rank has, best first."""
     endpoints: tuple[bytes, ...]
+    """One a rank: its address on every wire (``messages.pack_endpoints``)."""
     max_model_len: int
     vocab_size: int

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import Clock
+from ekiden.core.errors import ReplicaFailed
 from kv_transfer.ledger import Ledger
-from kv_transfer.messages import Aborted, Broken, Finished, OpenReceive, OpenSend, PortEvent
+from kv_transfer.messages import (
+    Aborted,
+    Broken,
+    Finished,
+    OpenReceive,
+    OpenSend,
+    PortEvent,
+    endpoint_on,
+)
 from kv_transfer.wire import Wire
+
+PROGRESS_S = 0.2
+"""Between two signs of progress of one session, at least."""
 
 Emit = Callable[[PortEvent], None]
 
@@ -21,6 +33,7 @@ class Session(Protocol):
     """What is known of one hand-off on one rank."""
 
     ledger: Ledger
+    wire: Wire
 
     @property
     def order(self) -> OpenReceive | OpenSend: ...
@@ -41,7 +54,7 @@ class Direction(Generic[S]):
         layout: KvLayout,
         rank: int,
         epoch: int,
-        wire: Wire,
+        wires: Mapping[str, Wire],
         clock: Clock,
         emit: Emit,
     ) -> None:
@@ -49,10 +62,11 @@ class Direction(Generic[S]):
         self._layout = layout
         self._rank = rank
         self._epoch = epoch
-        self._wire = wire
+        self._wires = wires
         self._clock = clock
         self._emit = emit
         self._sessions: dict[int, S] = {}
+        self._by_nonce: dict[int, int] = {}
         self._turns: deque[int] = deque()
 
     def abort(self, session: int) -> bool:
@@ -72,7 +86,7 @@ class Direction(Generic[S]):
                 self.abort(session)
 
     def _finish(self, session: int) -> None:
-        ledger = self._sessions[session].ledger
+        ledger, wire = self._sessions[session].ledger, self._sessions[session].wire
         self._forget(session)
         self._emit(
             Finished(
@@ -80,7 +94,7 @@ class Direction(Generic[S]):
                 session=session,
                 pairs=ledger.tallies(),
                 seconds=ledger.seconds,
-                wire=self._wire.transport.wire,
+                wire=wire.transport.wire,
             )
         )
 
@@ -97,8 +111,30 @@ class Direction(Generic[S]):
 
     def _forget(self, session: int) -> bool:
         """The session is no more; False if it was not."""
-        if self._sessions.pop(session, None) is None:
+        if (gone := self._sessions.pop(session, None)) is None:
             return False
+        del self._by_nonce[gone.order.nonce]
         self._turns.remove(session)
-        self._wire.abandon(session)
+        gone.wire.abandon(session)
         return True
+
+    def _begin(self, session: S) -> None:
+        number = session.order.session
+        self._sessions[number] = session
+        self._by_nonce[session.order.nonce] = number
+        self._turns.append(number)
+
+    def _wire_of(self, order: OpenReceive | OpenSend) -> Wire:
+        """The wire that a session is to use.
+
+        Raises:
+            ReplicaFailed: this rank does not have it.
+        """
+        if (wire := self._wires.get(order.wire)) is None:
+            known = ", ".join(self._wires)
+            raise ReplicaFailed(f"this rank has no {order.wire} wire, only {known}")
+        return wire
+
+    def _connect(self, wire: Wire, order: OpenReceive | OpenSend, rank: int) -> int:
+        """The number of the peer's ``rank`` on ``wire``. Raises ReplicaFailed."""
+        return wire.transport.connect(endpoint_on(order.wire, order.endpoints[rank], order.peer))

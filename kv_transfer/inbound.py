@@ -1,37 +1,47 @@
-"""A decode rank's side of a port: messages are received into staging, checked, then scattered."""
+"""A rank's receiving side of a port.
+
+On a wire that moves messages they are received into staging, checked, then scattered. On a mapped
+wire they are notices: the segment is copied out of the sender's pool, and the sender told so.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import Clock
-from ekiden.core.errors import EkidenError
+from ekiden.core.errors import EkidenError, ReplicaFailed
 from kv_transfer import reshard
-from kv_transfer.direction import Direction, Emit
+from kv_transfer.direction import PROGRESS_S, Direction, Emit
 from kv_transfer.ledger import Ledger
-from kv_transfer.messages import Broken, OpenReceive, Progress, split_tag, tag
-from kv_transfer.staging import TRAILER, Slice, open_message, scatter
+from kv_transfer.mapped import as_cache, blocks_of, notice_bytes, read_notice
+from kv_transfer.messages import TAKEN, Broken, OpenReceive, Progress, split_tag, tag
+from kv_transfer.options import PortOptions
+from kv_transfer.staging import TRAILER, Slice, move, open_message, scatter
 from kv_transfer.transports.base import Incoming
-from kv_transfer.wire import PortOptions, Wire
+from kv_transfer.wire import Wire
 
 LIMBO_MESSAGES = 4096
 ENDED_NONCES = 4096
-PROGRESS_S = 0.2
 
 
 class _Receiving:
     def __init__(
         self,
         order: OpenReceive,
+        wire: Wire,
         pairs: dict[int, reshard.Pair],
         peers: dict[int, int],
         ledger: Ledger,
     ) -> None:
         self.order = order
+        self.wire = wire
         self.pairs = pairs
         self.peers = peers
         self.ledger = ledger
@@ -43,11 +53,31 @@ class _Receiving:
             for source in pairs
         }
         self.ready: deque[tuple[int, Incoming]] = deque()
+        self.noticed: deque[tuple[int, int]] = deque()
+        """(index, checksum of the notice) of segments that can be read from the sender's pool."""
+        self.tables: dict[int, npt.NDArray[np.int64]] = {}
+        """Of each source, its block table as far as notices told it."""
         self.said_at = float("-inf")
 
     def payload(self, index: int) -> int:
         start, end = self.segments[index // self.sources]
         return self.pairs[index % self.sources].token_bytes(self.order.layout) * (end - start)
+
+    def message_bytes(self, index: int) -> int:
+        if self.wire.mapped is None:
+            return self.payload(index) + TRAILER.size
+        start, end = self.segments[index // self.sources]
+        return notice_bytes(start, end, self.order.layout.block_size) + TRAILER.size
+
+    def note(self, index: int, notice: memoryview, checksum: int) -> None:
+        """Keep what a notice says of its sender's blocks."""
+        start, end = self.segments[index // self.sources]
+        size = self.order.layout.block_size
+        whole = len(blocks_of(0, self.order.end, size))
+        table = self.tables.setdefault(index % self.sources, np.full(whole, -1, np.int64))
+        which = blocks_of(start, end, size)
+        table[which.start : which.stop] = read_notice(notice)
+        self.noticed.append((index, checksum))
 
 
 class Inbound(Direction[_Receiving]):
@@ -61,16 +91,15 @@ class Inbound(Direction[_Receiving]):
         layout: KvLayout,
         rank: int,
         epoch: int,
-        wire: Wire,
+        wires: Mapping[str, Wire],
         options: PortOptions,
         clock: Clock,
         emit: Emit,
     ) -> None:
-        super().__init__(cache_BHL2SD, layout, rank, epoch, wire, clock, emit)
+        super().__init__(cache_BHL2SD, layout, rank, epoch, wires, clock, emit)
         self._options = options
-        self._by_nonce: dict[int, int] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
-        self._limbo: deque[tuple[float, Incoming]] = deque()
+        self._limbo: deque[tuple[float, Wire, Incoming]] = deque()
         self.discarded = 0
         """Messages thrown away: duplicates, and those of sessions that have ended."""
 
@@ -78,43 +107,47 @@ class Inbound(Direction[_Receiving]):
         """Connect to every source rank, so that its loss is heard of, and expect its messages."""
         try:
             mine = [p for p in reshard.pairs(order.layout, self._layout) if p.target == self._rank]
-            connect = self._wire.transport.connect
-            peers = {pair.source: connect(order.endpoints[pair.source]) for pair in mine}
+            wire = self._wire_of(order)
+            peers = {pair.source: self._connect(wire, order, pair.source) for pair in mine}
         except EkidenError as error:
             self._emit(Broken(epoch=self._epoch, session=order.session, reason=error.message))
             return
         count = len(reshard.segments(order.start, order.end, order.segment_tokens))
         ledger = Ledger({(p.source, p.target): count for p in mine}, self._clock)
         pairs = {pair.source: pair for pair in mine}
-        self._sessions[order.session] = _Receiving(order, pairs, peers, ledger)
-        self._by_nonce[order.nonce] = order.session
-        self._turns.append(order.session)
+        self._begin(_Receiving(order, wire, pairs, peers, ledger))
         self._leave_limbo(order.nonce)
 
-    def arrival(self, message: Incoming) -> None:
+    def arrival(self, wire: Wire, message: Incoming) -> None:
         """A message is at the door: let it wait for a slot, or throw it away."""
         nonce, index = split_tag(message.tag)
-        if (session := self._by_nonce.get(nonce)) is not None:
+        session = self._by_nonce.get(nonce)
+        if session is not None and self._sessions[session].wire is wire:
             self._expected(session, index, message)
-        elif nonce in self._ended or len(self._limbo) >= LIMBO_MESSAGES:
-            self._discard(message)
+        elif session is not None or nonce in self._ended or len(self._limbo) >= LIMBO_MESSAGES:
+            self._discard(wire, message)
         else:
-            self._limbo.append((self._clock.now() + self._options.limbo_s, message))
+            self._limbo.append((self._clock.now() + self._options.limbo_s, wire, message))
 
-    def peer_lost(self, peer: int, reason: str) -> None:
+    def peer_lost(self, wire: Wire, peer: int, reason: str) -> None:
         for session, receiving in list(self._sessions.items()):
+            if receiving.wire is not wire:
+                continue
             for source, number in receiving.peers.items():
                 if number == peer and not receiving.ledger.complete(source, self._rank):
                     self._break(session, source, reason)
                     break
 
     def pump(self) -> bool:
-        """Start to receive one message of the next session that can; False if none can."""
+        """Start to receive one message of the next session that can, or read one segment out of
+        its sender's pool; False if none can."""
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             session = self._turns[-1]
             receiving = self._sessions[session]
-            if receiving.ready and self._wire.room(self._peer(receiving)):
+            if receiving.noticed and self._read(session, receiving):
+                return True
+            if receiving.ready and receiving.wire.room(self._peer(receiving)):
                 self._receive(session, receiving)
                 return True
         return False
@@ -123,16 +156,17 @@ class Inbound(Direction[_Receiving]):
         """Throw away what has waited too long for its session to be announced."""
         now = self._clock.now()
         while self._limbo and self._limbo[0][0] <= now:
-            self._discard(self._limbo.popleft()[1])
+            _, wire, message = self._limbo.popleft()
+            self._discard(wire, message)
 
     def _expected(self, session: int, index: int, message: Incoming) -> None:
         receiving = self._sessions[session]
         if index not in receiving.missing:
-            self._discard(message)
+            self._discard(receiving.wire, message)
             return
-        size = receiving.payload(index) + TRAILER.size
+        size = receiving.message_bytes(index)
         if message.bytes != size:
-            self._discard(message)
+            self._discard(receiving.wire, message)
             reason = f"message {index} has {message.bytes} bytes, {size} were agreed"
             self._break(session, index % receiving.sources, reason)
             return
@@ -145,15 +179,16 @@ class Inbound(Direction[_Receiving]):
     def _receive(self, session: int, receiving: _Receiving) -> None:
         peer = self._peer(receiving)
         index, message = receiving.ready.popleft()
-        if message.bytes > self._wire.slots.slot_bytes:
-            self._discard(message)
+        wire = receiving.wire
+        if message.bytes > wire.slots.slot_bytes:
+            self._discard(wire, message)
             reason = f"a message of {message.bytes} bytes is too large"
             self._break(session, index % receiving.sources, reason)
             return
         receiving.ledger.started()
-        slot = self._wire.slots.take()
+        slot = wire.slots.take()
         done = partial(self._received, session, index, message.bytes)
-        self._wire.receive(session, peer, message.message, slot, message.bytes, done)
+        wire.receive(session, peer, message.message, slot, message.bytes, done)
 
     def _received(self, session: int, index: int, size: int, slot: int, error: str) -> None:
         receiving = self._sessions[session]
@@ -161,14 +196,67 @@ class Inbound(Direction[_Receiving]):
         if error:
             self._break(session, source, error)
             return
-        checksum = open_message(
-            self._wire.slots.bytes(slot, size), tag(receiving.order.nonce, index)
-        )
+        slots = receiving.wire.slots
+        message, wire_tag = slots.bytes(slot, size), tag(receiving.order.nonce, index)
+        checksum = open_message(message, wire_tag ^ receiving.order.key)
         if checksum is None:
             self._break(session, source, f"message {index} does not have its checksum")
-            return
-        payload = size - TRAILER.size
-        self._scatter(receiving, index, self._wire.slots.tensor(slot, payload))
+        elif receiving.wire.mapped is not None:
+            receiving.note(index, message[: -TRAILER.size], checksum)
+        else:
+            self._scatter(receiving, index, slots.tensor(slot, size - TRAILER.size))
+            self._count(session, receiving, index, checksum)
+
+    def _read(self, session: int, receiving: _Receiving) -> bool:
+        """Copy the segment of the next notice, and say so to its sender; False if not now."""
+        wire = receiving.wire
+        index, checksum = receiving.noticed[0]
+        source = index % receiving.sources
+        peer = receiving.peers[source]
+        if wire.pace.delay():
+            return False
+        try:
+            pool = self._pool(receiving, source)
+        except ReplicaFailed as error:
+            self._break(session, source, error.message)
+            return True
+        if pool is None:
+            return False
+        receiving.noticed.popleft()
+        receiving.ledger.started()
+        if receiving.tables[source].max() >= len(pool):
+            self._break(session, source, f"its pool has {len(pool)} blocks, and it named others")
+            return True
+        self._move(receiving, index, pool)
+        wire.pace.charge(receiving.payload(index))
+        answer = index // receiving.sources * len(self._layout.ranks) + self._rank
+        wire.say(peer, tag(receiving.order.nonce, answer | TAKEN))
+        self._count(session, receiving, index, checksum)
+        return True
+
+    def _pool(self, receiving: _Receiving, source: int) -> torch.Tensor | None:
+        """The pool of a source as blocks, or None if it is not mapped yet.
+
+        Raises:
+            ReplicaFailed: it will not be, or is not what its layout says.
+        """
+        mapped = receiving.wire.mapped
+        pool = mapped.pool(receiving.peers[source]) if mapped is not None else None
+        return None if pool is None else as_cache(pool, receiving.order.layout, source)
+
+    def _move(self, receiving: _Receiving, index: int, pool_BHL2SD: torch.Tensor) -> None:
+        order, source = receiving.order, index % receiving.sources
+        start, end = receiving.segments[index // receiving.sources]
+        pair, table = receiving.pairs[source], receiving.tables[source]
+        runs = tuple(reshard.runs(start, end, reshard.unit_tokens(order.layout, self._layout)))
+        heads, layers = pair.local(order.layout.ranks[source])
+        theirs = Slice(heads=heads, layers=layers, runs=runs, blocks=table.tolist())
+        heads, layers = pair.local(self._layout.ranks[self._rank])
+        ours = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
+        move(pool_BHL2SD, theirs, self._cache, ours)
+
+    def _count(self, session: int, receiving: _Receiving, index: int, checksum: int) -> None:
+        source, payload = index % receiving.sources, receiving.payload(index)
         receiving.ledger.add(source, self._rank, payload, checksum)
         self._tell(session, receiving)
 
@@ -193,22 +281,21 @@ class Inbound(Direction[_Receiving]):
     def _forget(self, session: int) -> bool:
         if (receiving := self._sessions.get(session)) is None:
             return False
-        del self._by_nonce[receiving.order.nonce]
         self._ended[receiving.order.nonce] = None
         if len(self._ended) > ENDED_NONCES:
             self._ended.popitem(last=False)
         for _, message in receiving.ready:
-            self._discard(message)
+            self._discard(receiving.wire, message)
         return super()._forget(session)
 
     def _leave_limbo(self, nonce: int) -> None:
         waiting, self._limbo = self._limbo, deque()
-        for until, message in waiting:
+        for until, wire, message in waiting:
             if split_tag(message.tag)[0] == nonce:
-                self.arrival(message)
+                self.arrival(wire, message)
             else:
-                self._limbo.append((until, message))
+                self._limbo.append((until, wire, message))
 
-    def _discard(self, message: Incoming) -> None:
+    def _discard(self, wire: Wire, message: Incoming) -> None:
         self.discarded += 1
-        self._wire.transport.discard(message.message)
+        wire.transport.discard(message.message)

@@ -6,6 +6,7 @@ All are msgpack of typed structs. The offer travels in ``Reserved.offer``, the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -14,6 +15,8 @@ from ekiden.cache.layout import KvLayout
 from ekiden.core.errors import ReplicaFailed
 
 INDEX_BITS = 24
+TAKEN = 1 << (INDEX_BITS - 1)
+"""Set in the index of an answer: the piece of that index was read out of the sender's pool."""
 NONCE_BITS = 64 - INDEX_BITS
 CHECKSUM_MASK = (1 << 64) - 1
 T = TypeVar("T")
@@ -28,8 +31,11 @@ class TransferLimits(msgspec.Struct, frozen=True, kw_only=True):
     stall_s: float = 60.0
     """Without any progress while prefill still computes."""
     base_s: float = 10.0
-    """Once only bytes are outstanding: this, and ``bytes / min_bytes_per_s`` on top."""
+    """Once only bytes are outstanding: from one sign that they move to the next, with
+    ``bytes / min_bytes_per_s`` on top, of at most ``unseen_bytes``."""
     min_bytes_per_s: float = 1e6
+    unseen_bytes: int = 16 << 20
+    """What may be under way between two signs: a window of messages."""
     drain_s: float = 10.0
     """For the ports to answer an abort; after it the session is reported as stuck."""
     max_sessions: int = 1024
@@ -39,9 +45,13 @@ class SessionOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Decode's reservation: prefill sends positions [start, end) under the tags of ``nonce``."""
 
     wire_version: int
+    wire: str
+    """The wire that the pair has chosen."""
     session: int
     """Decode's number of the session."""
     nonce: int
+    key: int
+    """64 random bits: without them nobody can make a message that decode takes for prefill's."""
     decode_epoch: int
     prefill_epoch: int
     start: int
@@ -74,6 +84,8 @@ class OpenReceive(msgspec.Struct, frozen=True, kw_only=True, tag="receive"):
 
     session: int
     nonce: int
+    key: int
+    wire: str
     start: int
     end: int
     segment_tokens: int
@@ -88,6 +100,8 @@ class OpenSend(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
 
     session: int
     nonce: int
+    key: int
+    wire: str
     start: int
     end: int
     segment_tokens: int
@@ -102,6 +116,15 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     session: int
 
 
+class Computed(msgspec.Struct, frozen=True, kw_only=True, tag="computed"):
+    """To a prefill port: positions [0, end) of a session are in the cache, by no step of an engine;
+    for measuring a wire."""
+
+    session: int
+    end: int
+    blocks: tuple[int, ...]
+
+
 class ReadBlock(msgspec.Struct, frozen=True, kw_only=True, tag="read"):
     """To a port: say what is in a block that the service holds; for ``ekiden verify``."""
 
@@ -109,7 +132,7 @@ class ReadBlock(msgspec.Struct, frozen=True, kw_only=True, tag="read"):
     block: int
 
 
-Command = OpenReceive | OpenSend | Abort | ReadBlock
+Command = OpenReceive | OpenSend | Abort | Computed | ReadBlock
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -188,6 +211,23 @@ def decode_from_peer(data: bytes, kind: type[T], peer: str) -> T:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise ReplicaFailed(f"{peer} sent a broken {kind.__name__}: {error}") from error
+
+
+def pack_endpoints(endpoints: Mapping[str, bytes]) -> bytes:
+    """What a rank says of itself: its address on every wire it has."""
+    return _encoder.encode(dict(endpoints))
+
+
+def endpoint_on(wire: str, endpoints: bytes, peer: str) -> bytes:
+    """The address on ``wire`` out of what a rank of ``peer`` said of itself.
+
+    Raises:
+        ReplicaFailed: it has none.
+    """
+    found = decode_from_peer(endpoints, dict[str, bytes], peer).get(wire)
+    if found is None:
+        raise ReplicaFailed(f"{peer} has a rank without an address on the {wire} wire")
+    return found
 
 
 def tag(nonce: int, index: int) -> int:

@@ -1,4 +1,8 @@
-"""A prefill rank's side of a port: segments go out as soon as they are computed."""
+"""A rank's sending side of a port: segments go out as soon as they are computed.
+
+On a wire that moves messages a segment is gathered into a slot and sent. On a mapped wire a notice
+goes out, the blocks stay where they are, and the segment counts when the reader says it is read.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from functools import partial
 
 from ekiden.core.errors import EkidenError
 from kv_transfer import reshard
-from kv_transfer.direction import Direction
+from kv_transfer.direction import PROGRESS_S, Direction
 from kv_transfer.ledger import Ledger
-from kv_transfer.messages import Broken, OpenSend, Progress, tag
+from kv_transfer.mapped import notice_bytes, write_notice
+from kv_transfer.messages import TAKEN, Broken, OpenSend, Progress, split_tag, tag
 from kv_transfer.staging import TRAILER, Slice, gather, seal_message
+from kv_transfer.transports.base import Incoming
+from kv_transfer.wire import Wire
 
 
 class _Lane:
@@ -20,16 +27,20 @@ class _Lane:
         self.pair = pair
         self.peer = peer
         self.next = 0
+        self.offered: dict[int, tuple[int, int]] = {}
+        """Segments that the peer may read in our pool: their bytes, the checksum of the notice."""
 
 
 class _Sending:
-    def __init__(self, order: OpenSend, lanes: list[_Lane], ledger: Ledger) -> None:
+    def __init__(self, order: OpenSend, wire: Wire, lanes: list[_Lane], ledger: Ledger) -> None:
         self.order = order
+        self.wire = wire
         self.lanes = lanes
         self.ledger = ledger
         self.segments = reshard.segments(order.start, order.end, order.segment_tokens)
         self.computed = 0
         self.blocks: Sequence[int] = ()
+        self.said_at = float("-inf")
 
 
 class Outbound(Direction[_Sending]):
@@ -41,15 +52,14 @@ class Outbound(Direction[_Sending]):
         """Connect to every target rank; a rank that has nothing to send is done at once."""
         try:
             mine = [p for p in reshard.pairs(self._layout, order.layout) if p.source == self._rank]
-            connect = self._wire.transport.connect
-            lanes = [_Lane(pair, connect(order.endpoints[pair.target])) for pair in mine]
+            wire = self._wire_of(order)
+            lanes = [_Lane(pair, self._connect(wire, order, pair.target)) for pair in mine]
         except EkidenError as error:
             self._emit(Broken(epoch=self._epoch, session=order.session, reason=error.message))
             return
         count = len(reshard.segments(order.start, order.end, order.segment_tokens))
         ledger = Ledger({(p.source, p.target): count for p in mine}, self._clock)
-        self._sessions[order.session] = _Sending(order, lanes, ledger)
-        self._turns.append(order.session)
+        self._begin(_Sending(order, wire, lanes, ledger))
         self._finish_if_done(order.session)
 
     def computed(self, session: int, end: int, blocks: Sequence[int]) -> None:
@@ -57,14 +67,26 @@ class Outbound(Direction[_Sending]):
         if (sending := self._sessions.get(session)) is None:
             return
         sending.computed, sending.blocks = end, blocks
-        self._emit(
-            Progress(epoch=self._epoch, session=session, bytes=sending.ledger.bytes, computed=end)
-        )
+        self._tell(sending)
 
-    def peer_lost(self, peer: int, reason: str) -> None:
+    def arrival(self, wire: Wire, message: Incoming) -> None:
+        """A reader says that it has a segment. A repetition, or a late word, changes nothing."""
+        wire.transport.discard(message.message)
+        nonce, index = split_tag(message.tag)
+        if (session := self._by_nonce.get(nonce)) is None:
+            return
+        sending = self._sessions[session]
+        segment, target = divmod(index & ~TAKEN, len(sending.order.layout.ranks))
+        for lane in sending.lanes:
+            if lane.pair.target == target and (offered := lane.offered.pop(segment, None)):
+                self._count(sending, lane.pair, *offered)
+
+    def peer_lost(self, wire: Wire, peer: int, reason: str) -> None:
         for session, sending in list(self._sessions.items()):
             for lane in sending.lanes:
-                if lane.peer == peer and not sending.ledger.complete(self._rank, lane.pair.target):
+                if (sending.wire, lane.peer) == (wire, peer) and not (
+                    sending.ledger.complete(self._rank, lane.pair.target)
+                ):
                     self._break(session, lane.pair.target, reason)
                     break
 
@@ -75,7 +97,10 @@ class Outbound(Direction[_Sending]):
             sending = self._sessions[self._turns[-1]]
             for lane in sending.lanes:
                 if self._may_send(sending, lane):
-                    self._send(sending, lane)
+                    if sending.wire.mapped is None:
+                        self._send(sending, lane)
+                    else:
+                        self._announce(sending, lane)
                     return True
         return False
 
@@ -83,14 +108,14 @@ class Outbound(Direction[_Sending]):
         return (
             lane.next < len(sending.segments)
             and sending.segments[lane.next][1] <= sending.computed
-            and self._wire.room(lane.peer)
+            and sending.wire.may_send(lane.peer)
         )
 
     def _send(self, sending: _Sending, lane: _Lane) -> None:
         order, pair = sending.order, lane.pair
         start, end = sending.segments[lane.next]
         payload = pair.token_bytes(self._layout) * (end - start)
-        if payload + TRAILER.size > self._wire.slots.slot_bytes:
+        if payload + TRAILER.size > sending.wire.slots.slot_bytes:
             self._break(order.session, pair.target, f"a message of {payload} bytes is too large")
             return
         heads, layers = pair.local(self._layout.ranks[self._rank])
@@ -101,14 +126,33 @@ class Outbound(Direction[_Sending]):
             runs=tuple(reshard.runs(start, end, unit)),
             blocks=sending.blocks,
         )
-        slot, wire_tag = self._wire.slots.take(), self._tag(order, lane.next)
+        slot, wire_tag = sending.wire.slots.take(), self._tag(order, lane.next)
         sending.ledger.started()
-        gather(self._cache, part, self._wire.slots.tensor(slot, payload))
+        gather(self._cache, part, sending.wire.slots.tensor(slot, payload))
         size = payload + TRAILER.size
-        checksum = seal_message(self._wire.slots.bytes(slot, size), wire_tag)
+        checksum = seal_message(sending.wire.slots.bytes(slot, size), wire_tag ^ order.key)
         lane.next += 1
         done = partial(self._sent, order.session, pair, payload, checksum)
-        self._wire.send(order.session, lane.peer, wire_tag, slot, size, done)
+        sending.wire.send(order.session, lane.peer, wire_tag, slot, size, done)
+
+    def _announce(self, sending: _Sending, lane: _Lane) -> None:
+        """Tell the peer where its part of a segment is; from now on it may read there."""
+        order, pair, segment = sending.order, lane.pair, lane.next
+        start, end = sending.segments[segment]
+        size = notice_bytes(start, end, self._layout.block_size) + TRAILER.size
+        slot, wire_tag = sending.wire.slots.take(), self._tag(order, segment)
+        sending.ledger.started()
+        message = sending.wire.slots.bytes(slot, size)
+        write_notice(message[: -TRAILER.size], start, end, self._layout.block_size, sending.blocks)
+        checksum = seal_message(message, wire_tag ^ order.key)
+        lane.next += 1
+        lane.offered[segment] = (pair.token_bytes(self._layout) * (end - start), checksum)
+        done = partial(self._announced, order.session, pair)
+        sending.wire.send(order.session, lane.peer, wire_tag, slot, size, done)
+
+    def _announced(self, session: int, pair: reshard.Pair, slot: int, error: str) -> None:
+        if error:
+            self._break(session, pair.target, error)
 
     def _tag(self, order: OpenSend, segment: int) -> int:
         return tag(order.nonce, segment * len(self._layout.ranks) + self._rank)
@@ -119,8 +163,25 @@ class Outbound(Direction[_Sending]):
         if error:
             self._break(session, pair.target, error)
             return
-        self._sessions[session].ledger.add(pair.source, pair.target, payload, checksum)
-        self._finish_if_done(session)
+        self._count(self._sessions[session], pair, payload, checksum)
+
+    def _count(self, sending: _Sending, pair: reshard.Pair, payload: int, checksum: int) -> None:
+        """One more segment is through."""
+        sending.ledger.add(pair.source, pair.target, payload, checksum)
+        if self._clock.now() - sending.said_at >= PROGRESS_S:
+            self._tell(sending)
+        self._finish_if_done(sending.order.session)
+
+    def _tell(self, sending: _Sending) -> None:
+        sending.said_at = self._clock.now()
+        self._emit(
+            Progress(
+                epoch=self._epoch,
+                session=sending.order.session,
+                bytes=sending.ledger.bytes,
+                computed=sending.computed,
+            )
+        )
 
     def _finish_if_done(self, session: int) -> None:
         if self._sessions[session].ledger.all_complete:

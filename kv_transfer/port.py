@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -20,23 +20,29 @@ from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.engine.port import ChunkDone, PortContext
 from kv_transfer.inbound import Inbound
 from kv_transfer.messages import (
+    TAKEN,
     Abort,
     Aborted,
     BlockRead,
     Broken,
     Command,
+    Computed,
     OpenReceive,
     PortEvent,
     ReadBlock,
     decode_command,
     encode,
+    pack_endpoints,
+    split_tag,
 )
+from kv_transfer.options import PortOptions
 from kv_transfer.outbound import Outbound
+from kv_transfer.poller import Poller
 from kv_transfer.reshard import MESSAGE_BYTES
 from kv_transfer.staging import TRAILER, Slots
-from kv_transfer.transports import open_transport
-from kv_transfer.transports.base import Completed, Incoming, Transport
-from kv_transfer.wire import PortOptions, Wire
+from kv_transfer.transports import open_transports
+from kv_transfer.transports.base import Completed, Event, Incoming, Transport
+from kv_transfer.wire import Pace, Wire
 
 IDLE_S = 1.0
 CLOSE_S = 5.0
@@ -54,11 +60,12 @@ def open_port(cache: torch.Tensor, context: PortContext, emit: Callable[[bytes],
         options = msgspec.msgpack.decode(context.options, type=PortOptions)
     except msgspec.MsgspecError as error:
         raise SetupError(f"the options of the KV port cannot be read: {error}") from error
-    transport = open_transport(options.transport)
+    transports = open_transports(options, context.pool_fd)
     try:
-        port = Port(cache, context, emit, options, transport)
+        port = Port(cache, context, emit, options, transports)
     except BaseException:
-        transport.close()
+        for transport in transports.values():
+            transport.close()
         raise
     port.start()
     return port
@@ -74,22 +81,27 @@ class Port:
         context: PortContext,
         emit: Callable[[bytes], None],
         options: PortOptions,
-        transport: Transport,
+        transports: Mapping[str, Transport],
         clock: Clock | None = None,
     ) -> None:
         _check_cache(cache_BHL2SD, context)
         clock = clock or MonotonicClock()
         slots = Slots(options.slots, _slot_bytes(context))
-        transport.register(slots.arena)
-        self._transport = transport
-        self._endpoint = transport.describe()
+        for transport in transports.values():
+            transport.register(slots.arena)
+        self._pace = pace = Pace(options.max_bytes_per_s, clock)
+        self._wires = wires = {
+            name: Wire(transport, slots, options, clock, pace)
+            for name, transport in transports.items()
+        }
+        self._poller = Poller(fd for transport in transports.values() for fd in transport.fds)
+        self._endpoints = pack_endpoints({n: t.describe() for n, t in transports.items()})
         self._epoch = context.epoch
         self._cache_BHL2SD = cache_BHL2SD
         self._emit_bytes = emit
-        self._wire = wire = Wire(transport, slots, options, clock)
         layout, rank, epoch = context.layout, context.rank, context.epoch
-        self.outbound = Outbound(cache_BHL2SD, layout, rank, epoch, wire, clock, self._emit)
-        self.inbound = Inbound(cache_BHL2SD, layout, rank, epoch, wire, options, clock, self._emit)
+        self.outbound = Outbound(cache_BHL2SD, layout, rank, epoch, wires, clock, self._emit)
+        self.inbound = Inbound(cache_BHL2SD, layout, rank, epoch, wires, options, clock, self._emit)
         self._lock = threading.Lock()
         self._inbox: deque[Command] = deque()
         self._chunks: dict[int, ChunkDone] = {}
@@ -104,10 +116,10 @@ class Port:
     @property
     def quarantined(self) -> int:
         """Staging slots that the wire still holds for sessions that were given up."""
-        return self._wire.quarantined
+        return sum(wire.quarantined for wire in self._wires.values())
 
     def describe(self) -> bytes:
-        return self._endpoint
+        return self._endpoints
 
     def command(self, message: bytes) -> None:
         order = decode_command(message)
@@ -118,7 +130,7 @@ class Port:
             if len(self._inbox) >= INBOX_COMMANDS:
                 raise InvariantBroken(f"the KV port has {INBOX_COMMANDS} commands waiting")
             self._inbox.append(order)
-        self._transport.wake()
+            self._poller.wake()
 
     def chunks_finished(self, chunks: Sequence[ChunkDone]) -> None:
         with self._lock:
@@ -126,7 +138,7 @@ class Port:
                 return
             # Only the latest of a session counts, so what waits is bounded by the sessions.
             self._chunks.update((chunk.session, chunk) for chunk in chunks)
-        self._transport.wake()
+            self._poller.wake()
 
     def close(self) -> None:
         self._closing = True
@@ -135,26 +147,44 @@ class Port:
             return
         with self._lock:
             if not self._dead:
-                self._transport.wake()
+                self._poller.wake()
         self._thread.join(CLOSE_S)
 
     def step(self, timeout_s: float) -> bool:
         """One round; waits at most ``timeout_s``. True if more can be done at once."""
-        events = self._transport.poll(timeout_s)
+        events = self._poll()
+        if not events and timeout_s > 0:
+            self._sleep(timeout_s)
+            events = self._poll()
         self._obey()
-        for event in events:
-            if isinstance(event, Incoming):
-                self.inbound.arrival(event)
-            elif isinstance(event, Completed):
-                self._wire.completed(event)
-            else:
-                self.inbound.peer_lost(event.peer, event.reason)
-                self.outbound.peer_lost(event.peer, event.reason)
-        self._wire.tick()
+        for wire, event in events:
+            self._heard(wire, event)
+        for wire in self._wires.values():
+            wire.tick()
         self.inbound.tick()
         # One message each way, then back to the wire: a gather must not hold up what arrives.
         received, sent = self.inbound.pump(), self.outbound.pump()
         return received or sent
+
+    def _poll(self) -> list[tuple[Wire, Event]]:
+        return [(wire, e) for wire in self._wires.values() for e in wire.transport.poll()]
+
+    def _sleep(self, timeout_s: float) -> None:
+        """Until a wire has something to do, somebody has a command, or more may be sent."""
+        waits = [timeout_s, *(wire.transport.idle() for wire in self._wires.values())]
+        if delay := self._pace.delay():
+            waits.append(delay)
+        self._poller.sleep(min(waits))
+
+    def _heard(self, wire: Wire, event: Event) -> None:
+        if isinstance(event, Incoming):
+            answer = split_tag(event.tag)[1] & TAKEN
+            (self.outbound if answer else self.inbound).arrival(wire, event)
+        elif isinstance(event, Completed):
+            wire.completed(event)
+        else:
+            self.inbound.peer_lost(wire, event.peer, event.reason)
+            self.outbound.peer_lost(wire, event.peer, event.reason)
 
     def _run(self) -> None:
         failure = ""
@@ -176,7 +206,9 @@ class Port:
             self._refuse(order)
         self.inbound.end_all(failure)
         self.outbound.end_all(failure)
-        self._transport.close()
+        for wire in self._wires.values():
+            wire.transport.close()
+        self._poller.close()
 
     def _obey(self) -> None:
         with self._lock:
@@ -187,6 +219,8 @@ class Port:
                 self._abort(order.session)
             elif isinstance(order, ReadBlock):
                 self._read(order)
+            elif isinstance(order, Computed):
+                self.outbound.computed(order.session, order.end, order.blocks)
             elif isinstance(order, OpenReceive):
                 self.inbound.open(order)
             else:
@@ -210,7 +244,7 @@ class Port:
             return
         if isinstance(order, Abort):
             self._emit(Aborted(epoch=self._epoch, session=order.session))
-        else:
+        elif not isinstance(order, Computed):
             self._emit(Broken(epoch=self._epoch, session=order.session, reason=self._dead))
 
     def _emit(self, event: PortEvent | BlockRead) -> None:

@@ -109,6 +109,7 @@ class Session:
         self._progress: dict[int, Progress] = {}
         self._expected_bytes = terms.expected_bytes
         self._limits = terms.limits
+        self._seen_bytes = 0
         self._deadline: float | None = now + terms.limits.first_bytes_s
 
     @property
@@ -185,9 +186,14 @@ class Session:
     def _enter(self, state: State, deadline: float | None) -> None:
         self.state, self._deadline = state, deadline
 
-    def _bytes_deadline(self, now: float) -> float:
-        left = max(self._expected_bytes - self.moved_bytes, 0)
-        return now + self._limits.base_s + left / self._limits.min_bytes_per_s
+    def _await_bytes(self, state: State, now: float) -> None:
+        """Nothing but bytes is outstanding: as long as they move, the deadline moves with them."""
+        moved = self.moved_bytes
+        if self.state is state and moved == self._seen_bytes:
+            return
+        self._seen_bytes = moved
+        unseen = min(max(self._expected_bytes - moved, 0), self._limits.unseen_bytes)
+        self._enter(state, now + self._limits.base_s + unseen / self._limits.min_bytes_per_s)
 
     def _try_drained(self) -> None:
         if not self._open_ranks:
@@ -218,8 +224,7 @@ class ReceiveSession(Session):
         if delivered and sealed:
             self._finish(now)
         elif sealed:
-            if self.state is not State.SEALED:
-                self._enter(State.SEALED, self._bytes_deadline(now))
+            self._await_bytes(State.SEALED, now)
         elif delivered:
             self._enter(State.DELIVERED, now + self._limits.base_s)
         elif self._progress or self._finished:
@@ -247,16 +252,15 @@ class SendSession(Session):
 
     def __init__(self, terms: Terms, offer: SessionOffer, now: float) -> None:
         super().__init__(terms, now)
-        self._offer = offer
+        self.offer = offer
         if not terms.ranks:
             self._finish()
 
     def _advance(self, now: float) -> None:
         if not self._open_ranks:
             self._finish()
-        elif all(self._computed(rank) >= self._offer.end for rank in self._open_ranks):
-            if self.state is not State.SENDING:
-                self._enter(State.SENDING, self._bytes_deadline(now))
+        elif all(self._computed(rank) >= self.offer.end for rank in self._open_ranks):
+            self._await_bytes(State.SENDING, now)
         else:
             self._enter(State.MOVING, now + self._limits.stall_s)
 
@@ -266,9 +270,9 @@ class SendSession(Session):
 
     def _finish(self) -> None:
         seal = Seal(
-            nonce=self._offer.nonce,
-            prefill_epoch=self._offer.prefill_epoch,
-            decode_epoch=self._offer.decode_epoch,
+            nonce=self.offer.nonce,
+            prefill_epoch=self.offer.prefill_epoch,
+            decode_epoch=self.offer.decode_epoch,
             pairs=self._tallies(),
         )
         self.events.append(

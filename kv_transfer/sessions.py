@@ -17,10 +17,10 @@ import msgspec
 from ekiden.core.clock import Clock
 from ekiden.core.errors import InvariantBroken, Overloaded, ReplicaFailed
 from kv_transfer import reshard
-from kv_transfer.description import WIRE_VERSION, ReplicaDescription
+from kv_transfer.description import MAPPED_WIRES, WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import (
-    INDEX_BITS,
     NONCE_BITS,
+    TAKEN,
     Abort,
     BlockRead,
     OpenReceive,
@@ -44,6 +44,9 @@ from kv_transfer.session import (
 )
 
 __all__ = ["Arrived", "Drained", "Failed", "ReceiveSessions", "SealedOut", "SendSessions"]
+
+PIECE_BYTES = 32 << 20
+"""Of a segment that is read out of a mapped pool: no slot has to hold it."""
 
 SendPort = Callable[[bytes, int | None], None]
 S = TypeVar("S", ReceiveSession, SendSession)
@@ -152,8 +155,10 @@ class ReceiveSessions(_Sessions[ReceiveSession]):
         start: int,
         end: int,
         blocks: Sequence[int],
+        wire: str,
     ) -> tuple[int, bytes]:
-        """Make the ports ready for positions [start, end) into ``blocks`` (table from position 0).
+        """Make the ports ready for positions [start, end) into ``blocks`` (table from position 0),
+        over ``wire``, which both replicas have.
 
         Returns (session, offer for ``Reserved.offer``). ``start == end``: nothing to move; the
         session still ends with the seal.
@@ -164,7 +169,7 @@ class ReceiveSessions(_Sessions[ReceiveSession]):
         """
         self._check_room()
         _check_range(request_id, start, end, len(blocks) * self._me.kv.block_size)
-        offer = self._draw_offer(peer, start, end)
+        offer = self._draw_offer(peer, start, end, wire)
         ranks = tuple(range(len(self._me.kv.ranks))) if start < end else ()
         terms = Terms(
             session=offer.session,
@@ -204,20 +209,25 @@ class ReceiveSessions(_Sessions[ReceiveSession]):
             raise ReplicaFailed(f"{session.peer} sent the seal of another session")
         session.seal(seal.pairs, self._clock.now())
 
-    def _draw_offer(self, peer: ReplicaDescription, start: int, end: int) -> SessionOffer:
+    def _draw_offer(
+        self, peer: ReplicaDescription, start: int, end: int, wire: str
+    ) -> SessionOffer:
         size = reshard.segment_tokens(
             peer.kv,
             self._me.kv,
             wanted=self._limits.segment_tokens,
             granule=self._me.granule,
-            message_bytes=reshard.MESSAGE_BYTES,
+            message_bytes=PIECE_BYTES if wire in MAPPED_WIRES else reshard.MESSAGE_BYTES,
         )
-        if (end // size + 1) * len(peer.kv.ranks) > 1 << INDEX_BITS:
+        most_ranks = max(len(peer.kv.ranks), len(self._me.kv.ranks))
+        if (end // size + 1) * most_ranks > TAKEN:
             raise InvariantBroken(f"{end} positions in segments of {size} do not fit a tag")
         return SessionOffer(
             wire_version=WIRE_VERSION,
+            wire=wire,
             session=next(self._ids),
             nonce=secrets.randbits(NONCE_BITS),
+            key=secrets.randbits(64),
             decode_epoch=self._me.epoch,
             prefill_epoch=peer.epoch,
             start=start,
@@ -260,6 +270,11 @@ class SendSessions(_Sessions[SendSession]):
         self._add(SendSession(terms, asked, self._clock.now()), ((r, command) for r in ranks))
         return session
 
+    def asked_tokens(self, session: int) -> int:
+        """Where the positions that an open session asks for end; 0 if it is not open."""
+        found = self._open.get(session)
+        return found.offer.end if found is not None else 0
+
     def poll(self) -> list[SealedOut | Failed | Drained]:
         """What happened since the last call, in order; each session ends with one Drained."""
         return [e for e in self._take() if not isinstance(e, Arrived)]
@@ -276,8 +291,13 @@ class SendSessions(_Sessions[SendSession]):
                     f"{peer.replica_id} offers a hand-off for {name} {said}, but it is {known}: "
                     "one of the two has restarted; meet again"
                 )
+        if offer.wire not in self._me.wires:
+            raise ReplicaFailed(
+                f"{peer.replica_id} asks for KV over {offer.wire}, and {self._me.replica_id} has "
+                f"only {', '.join(self._me.wires)}: meet again"
+            )
         bad_size = offer.segment_tokens < 1 or offer.segment_tokens % self._me.granule
-        bad_nonce = not 0 <= offer.nonce < 1 << NONCE_BITS
+        bad_nonce = not (0 <= offer.nonce < 1 << NONCE_BITS and 0 <= offer.key < 1 << 64)
         if not 0 <= offer.start <= offer.end <= self._me.max_model_len or bad_size or bad_nonce:
             raise ReplicaFailed(
                 f"{peer.replica_id} asks for positions [{offer.start}, {offer.end}) in segments "
@@ -304,6 +324,8 @@ def _open_receive(
     return OpenReceive(
         session=offer.session,
         nonce=offer.nonce,
+        key=offer.key,
+        wire=offer.wire,
         start=offer.start,
         end=offer.end,
         segment_tokens=offer.segment_tokens,
@@ -318,6 +340,8 @@ def _open_send(session: int, offer: SessionOffer, peer: ReplicaDescription) -> O
     return OpenSend(
         session=session,
         nonce=offer.nonce,
+        key=offer.key,
+        wire=offer.wire,
         start=offer.start,
         end=offer.end,
         segment_tokens=offer.segment_tokens,

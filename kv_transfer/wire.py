@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
 from ekiden.core.clock import Clock
-from kv_transfer.transports.base import Completed, Transport
+from kv_transfer.options import PortOptions
+from kv_transfer.transports.base import Completed, MappedTransport, Transport
 
 if TYPE_CHECKING:  # services set PortOptions and must not load torch for it
     from kv_transfer.staging import Slots
 
+NOTHING = memoryview(b"")
+
 Done = Callable[[int, str], None]
 """(slot, error): the message is through; the slot is given back when the callable returns."""
-
-
-class PortOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """``PortContext.options``, as msgpack: what a service sets for its ports. Times in seconds."""
-
-    transport: str = "ucx"
-    slots: int = 16
-    """Staging slots of a rank, each of ``reshard.MESSAGE_BYTES`` and a trailer."""
-    window: int = 4
-    """Messages under way with one peer: a peer that stands still cannot take all the slots."""
-    drain_s: float = 5.0
-    """After a session was given up, for its operations to end before the connection is broken."""
-    limbo_s: float = 60.0
-    """A message may be this much earlier than the order that announces its session."""
 
 
 class _Op(msgspec.Struct):
@@ -40,18 +29,46 @@ class _Op(msgspec.Struct):
     abandoned_at: float | None = None
 
 
+class Pace:
+    """A bound on bytes per second: what was moved is a debt, and time pays it."""
+
+    def __init__(self, max_bytes_per_s: float, clock: Clock) -> None:
+        self._rate = max_bytes_per_s
+        self._clock = clock
+        self._paid_at = 0.0
+
+    def charge(self, size: int) -> None:
+        if self._rate:
+            self._paid_at = max(self._paid_at, self._clock.now()) + size / self._rate
+
+    def delay(self) -> float:
+        """Seconds until more may move."""
+        return max(self._paid_at - self._clock.now(), 0.0) if self._rate else 0.0
+
+
 class Wire:
-    """Sends and receives within the bounds of the slots and of the window of each peer."""
+    """Sends and receives within the bounds of the slots, of the window of each peer, and of pace.
+
+    ``mapped`` is the transport if its ends read each other's pools, else None.
+    """
 
     def __init__(
-        self, transport: Transport, slots: Slots, options: PortOptions, clock: Clock
+        self,
+        transport: Transport,
+        slots: Slots,
+        options: PortOptions,
+        clock: Clock,
+        pace: Pace | None = None,
     ) -> None:
         self.transport = transport
+        self.mapped = cast("MappedTransport", transport) if hasattr(transport, "pool") else None
         self.slots = slots
+        self.pace = pace or Pace(options.max_bytes_per_s, clock)
         self._options = options
         self._clock = clock
         self._ops: dict[int, _Op] = {}
         self._under_way: Counter[int] = Counter()
+        self._said: set[int] = set()
 
     @property
     def quarantined(self) -> int:
@@ -62,7 +79,11 @@ class Wire:
         """May one more message of ``peer`` start now?"""
         return self.slots.free > 0 and self._under_way[peer] < self._options.window
 
+    def may_send(self, peer: int) -> bool:
+        return self.room(peer) and not self.pace.delay()
+
     def send(self, session: int, peer: int, tag: int, slot: int, size: int, done: Done) -> None:
+        self.pace.charge(size)
         op = self.transport.send(peer, tag, self.slots.bytes(slot, size))
         self._started(op, _Op(session, peer, slot, done))
 
@@ -72,8 +93,15 @@ class Wire:
         op = self.transport.receive(message, self.slots.bytes(slot, size))
         self._started(op, _Op(session, peer, slot, done))
 
+    def say(self, peer: int, tag: int) -> None:
+        """Send a message that is nothing but its tag; if it cannot come, the peer is lost."""
+        self._said.add(self.transport.send(peer, tag, NOTHING))
+
     def completed(self, event: Completed) -> None:
         """The wire let go of a slot; the session hears of it unless it was given up."""
+        if event.op in self._said:
+            self._said.discard(event.op)
+            return
         op = self._ops.pop(event.op)
         self._under_way[op.peer] -= 1
         if not self._under_way[op.peer]:

@@ -9,12 +9,13 @@ import asyncio
 import itertools
 from collections.abc import Callable
 
-from ekiden.core.errors import EkidenError
+from ekiden.core.errors import BadRequest, EkidenError, Unavailable
 from ekiden.core.types import Delta
 from ekiden.engine.engine import EngineEvent, EngineOutput
 from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
 from kv_transfer.description import ReplicaDescription
+from kv_transfer.messages import Computed, encode
 from kv_transfer.session import Drained, Failed, SealedOut, SessionEvent
 from kv_transfer.sessions import SendSessions
 
@@ -30,6 +31,25 @@ class PrefillCore(ReplicaCore[SendSessions]):
         self._sessions: dict[int, str] = {}
         self._numbers = itertools.count(1)
         super().__init__(replica, SendSessions, on_fatal)
+
+    def caller(self, prefill_epoch: int, replica_id: str, epoch: int) -> ReplicaDescription:
+        """The decode replica that calls, if both sides live the lives they believe in.
+
+        Raises:
+            Unavailable, BadRequest: they do not.
+        """
+        if prefill_epoch != self.me.epoch:
+            raise Unavailable(
+                f"prefill replica {self.me.replica_id} has restarted since it was chosen"
+            )
+        peer = self.met.get(replica_id, epoch)
+        if peer is None:
+            raise BadRequest(
+                f"decode replica {replica_id!r} has not met this prefill replica: "
+                "call Replica.Meet first",
+                field="decode_replica",
+            )
+        return peer
 
     def open_run(self, request_id: str) -> tuple[str, asyncio.Queue[Happening]]:
         """A local id and an inbox for one run. A request that comes back after a failure gets
@@ -59,6 +79,18 @@ class PrefillCore(ReplicaCore[SendSessions]):
         self._sessions[session] = local_id
         self.pump.pump()
         return session
+
+    def send_anything(self, session: int, tokens: int) -> None:
+        """Have the ranks send ``tokens`` positions of whatever is in their caches.
+
+        Raises:
+            BadRequest: the cache does not have so many.
+        """
+        count = -(-tokens // self.me.kv.block_size)
+        if count > self.replica.executor.num_blocks:
+            raise BadRequest(f"{tokens} positions are more than this replica's KV cache has")
+        command = Computed(session=session, end=tokens, blocks=tuple(range(count)))
+        self.replica.executor.send_port(encode(command), None)
 
     def _tell(self, local_id: str, happening: Happening) -> None:
         if inbox := self._inboxes.get(local_id):

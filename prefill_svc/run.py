@@ -22,7 +22,6 @@ from ekiden.core.errors import (
     DeadlineExceeded,
     EkidenError,
     ReplicaFailed,
-    Unavailable,
 )
 from ekiden.core.types import Delta
 from ekiden.engine.engine import PrefillDone, Ready, Started
@@ -85,17 +84,8 @@ class PrefillRun:
 
     def _check(self, start: pb.PrefillStart) -> ReplicaDescription:
         """The decode replica that calls, if both sides live the lives they believe in."""
-        me = self._core.me
-        if start.prefill_epoch != me.epoch:
-            raise Unavailable(f"prefill replica {me.replica_id} has restarted since it was chosen")
-        peer = self._core.met.get(start.decode_replica, start.decode_epoch)
-        if peer is None:
-            raise BadRequest(
-                f"decode replica {start.decode_replica!r} has not met this prefill replica: "
-                "call Replica.Meet first",
-                field="decode_replica",
-            )
-        check_model(me, start.request.model)
+        peer = self._core.caller(start.prefill_epoch, start.decode_replica, start.decode_epoch)
+        check_model(self._core.me, start.request.model)
         return peer
 
     async def _open(self, offer: bytes, peer: ReplicaDescription) -> None:

@@ -11,10 +11,11 @@ from ekiden.core.errors import EkidenError, Overloaded, Unavailable
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc import prefill_pb2_grpc
 from ekiden.rpc.convert import error_to_pb
-from ekiden.rpc.server import RpcServer
+from ekiden.rpc.server import RpcServer, abort_with
 from ekiden.service.replica import Replica
 
 from .core import PrefillCore
+from .probe import probe
 from .run import PrefillRun
 
 MAX_RUNS = 4096
@@ -54,6 +55,18 @@ class PrefillService(prefill_pb2_grpc.PrefillServicer):
         finally:
             self._runs -= 1
             await events.aclose()
+
+    async def Probe(
+        self,
+        request: pb.ProbeRequest,
+        context: grpc.aio.ServicerContext[pb.ProbeRequest, pb.Sealed],
+    ) -> pb.Sealed:
+        """Send bytes for decode to time. Answers when all of them are with the wire."""
+        try:
+            self._admit()
+            return await probe(self.core, request)
+        except EkidenError as error:
+            await abort_with(context, error)
 
     def _admit(self) -> None:
         if self._draining:

@@ -8,6 +8,7 @@ cache says whether its rows are quantised: int8 and float8_e4m3fn are (``scaled.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -45,6 +46,25 @@ def allocate_cache(
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
+def allocate_shared_cache(layout: KvLayout, rank: int, num_blocks: int) -> tuple[Tensor, int]:
+    """As ``allocate_cache`` on a CPU, in an anonymous file that other processes can map; its
+    descriptor lives as long as the process, and the memory until the last mapping of it is gone.
+
+    Raises:
+        MemoryError: there is not so much memory.
+    """
+    size = max(num_blocks * layout.block_bytes(rank), 1)
+    fd = os.memfd_create("ekiden-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        mapped = mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
+    except OSError as error:
+        os.close(fd)
+        raise MemoryError(f"{size} bytes of shared memory: {error.strerror}") from error
+    shape = (num_blocks, *layout.block_shape(rank))
+    return _touched(mapped, size).view(KV_TORCH_DTYPES[layout.dtype]).view(shape), fd
+
+
 def _on_huge_pages(size: int) -> Tensor:
     """Zeros, uint8. A head's part of a block is a small page, and attention jumps from one to the
     next: finding them through page tables costs a fifth of a decode step of many rows.
@@ -53,6 +73,10 @@ def _on_huge_pages(size: int) -> Tensor:
         mapped = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
+    return _touched(mapped, size)
+
+
+def _touched(mapped: mmap.mmap, size: int) -> Tensor:
     with suppress(OSError):  # a kernel without huge pages has small ones
         mapped.madvise(mmap.MADV_HUGEPAGE)
     cache = torch.frombuffer(mapped, dtype=torch.uint8)[:size]

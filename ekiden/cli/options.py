@@ -21,6 +21,7 @@ from ekiden.core.config import (
     EngineConfig,
     SpeculativeConfig,
 )
+from kv_transfer.description import ALL_WIRES
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 MAX_PORT = (1 << 16) - 1
@@ -64,6 +65,16 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
+
+
+def wires(text: str) -> str:
+    """``auto``, or names of wires with commas between."""
+    for name in text.split(","):
+        if text != "auto" and name not in ALL_WIRES:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not a wire for KV: choose auto, or some of {', '.join(ALL_WIRES)}"
+            )
+    return text
 
 
 def speculative(text: str) -> SpeculativeConfig:
@@ -217,10 +228,27 @@ ENGINE_OPTIONS = (
 
 SERVICE_OPTIONS = (
     Option(
-        flags=("--transport",),
-        field="transport",
-        metavar="NAME",
-        help="wire that carries KV between replicas",
+        flags=("--kv-transport",),
+        field="kv_transport",
+        parse=wires,
+        metavar="NAMES",
+        help="wires that may carry KV between replicas: auto, or some of "
+        f"{', '.join(ALL_WIRES)} with commas between; of those that both replicas have the "
+        "fastest is taken, measured when they first meet",
+    ),
+    Option(
+        flags=("--kv-rate-limit",),
+        field="kv_rate_limit",
+        parse=size,
+        metavar="SIZE",
+        help="KV that a rank moves in a second, at most, such as 500M; 0: no limit",
+    ),
+    Option(
+        flags=("--kv-shm-dir",),
+        field="kv_shm_dir",
+        metavar="DIR",
+        help="folder that the containers of one host share, for the shm wire; processes outside of "
+        "containers need none",
     ),
     Option(
         flags=("--drain-grace",),

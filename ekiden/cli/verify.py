@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
     for field in QUANTISED:
         add_options(parser, [o for o in ENGINE_OPTIONS if o.field == field], EngineConfig)
     parser.add_argument(
-        "--transport", default="ucx", metavar="NAME", help="wire that carries KV (default: ucx)"
+        "--kv-transport", default="ucx", metavar="NAME", help="wire that carries KV (default: ucx)"
     )
     parser.add_argument(
         "--cell-timeout", type=seconds, default=180.0, metavar="SECONDS",

@@ -93,6 +93,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Plan a step while the one before it runs; never with speculation."""
     prefill_only: bool = False
     """In a prefill pool: a request leaves with its first token, so stages are balanced for that."""
+    shared_kv: bool = False
+    """Keep the KV cache in memory that other processes of this host can map and read."""
     step_timeout_s: float = 120.0
     threads_per_rank: int = 0
     """0: the machine's cores divided by the ranks, at least 1."""
@@ -165,7 +167,13 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str = ""
     """Empty: register nowhere (a decode replica then prefills locally or as told)."""
     replica_id: str = ""
-    transport: str = "ucx"
+    kv_transport: str = "auto"
+    """Wires that may carry KV, comma-separated; ``auto``: all that run here. Each pair of replicas
+    measures those that both have when it first meets."""
+    kv_rate_limit: int = 0
+    """Bytes of KV that a rank moves in a second, at most; 0: no limit."""
+    kv_shm_dir: str = ""
+    """A folder that the containers of one host share, for the shm wire; empty: none is needed."""
     secret: str = ""
     """Shared by all services; empty: no authentication."""
     local_prefill_tokens: int = 64

@@ -26,6 +26,8 @@ class PortContext(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     options: bytes
     """The service's settings for the port, opaque to the engine."""
+    pool_fd: int | None = None
+    """The file in memory that the cache is in, if another process may map it."""
 
 
 class ChunkDone(msgspec.Struct, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 
 from ekiden.cache.layout import KvLayout
-from ekiden.cache.tensors import allocate_cache
+from ekiden.cache.tensors import allocate_cache, allocate_shared_cache
 from ekiden.core.config import EngineConfig
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.engine.feed import Feed, tokens_of
@@ -80,10 +80,13 @@ def open_rank(
     device = rank_device(config.device, mesh.rank)
     with returning_freed_blocks():
         loaded = load_model(model, config, mesh, device, progress, threads=threads)
-    cache = _allocate(layout, mesh.rank, num_blocks, device)
+    share = config.shared_kv and device.type == "cpu"
+    cache, pool_fd = _allocate(layout, mesh.rank, num_blocks, device, share=share)
     port = None
     if port_factory is not None:
-        context = PortContext(rank=mesh.rank, layout=layout, epoch=epoch, options=port_options)
+        context = PortContext(
+            rank=mesh.rank, layout=layout, epoch=epoch, options=port_options, pool_fd=pool_fd
+        )
         port = port_factory(cache, context, emit)
     return Rank(Runner(model=loaded, cache=cache, mesh=mesh, layout=layout, port=port), port)
 
@@ -107,9 +110,14 @@ def rank_device(device: str, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def _allocate(layout: KvLayout, rank: int, num_blocks: int, device: torch.device) -> torch.Tensor:
+def _allocate(
+    layout: KvLayout, rank: int, num_blocks: int, device: torch.device, *, share: bool
+) -> tuple[torch.Tensor, int | None]:
+    """The cache, and the file it is in if it is shared."""
     try:
-        return allocate_cache(layout, rank, num_blocks, device)
+        if share:
+            return allocate_shared_cache(layout, rank, num_blocks)
+        return allocate_cache(layout, rank, num_blocks, device), None
     except (MemoryError, RuntimeError) as error:
         size = num_blocks * layout.block_bytes(rank)
         raise SetupError(

@@ -112,6 +112,15 @@ class Requests:
             held_tokens=len(blocks) * self.config.block_size,
         )
 
+    def hold_free(self, tokens: int) -> Reservation:
+        """Hold blocks for about ``tokens`` positions of no request, fewer if fewer are free, and
+        push nothing cached out for them. ``writer_done`` with the key lets go."""
+        count = min(-(-tokens // self.config.block_size), self.pool.free)
+        blocks = self.pool.allocate(count) or []
+        key = self._writers.hold(blocks)
+        self.pool.release(blocks)
+        return Reservation(key=key, blocks=tuple(blocks), held_tokens=0)
+
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for the whole prompt, for KV that another replica will write.
 

@@ -7,6 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProbeRequest(_message.Message):
+    __slots__ = ("decode_replica", "decode_epoch", "prefill_epoch", "offer")
+    DECODE_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DECODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    decode_replica: str
+    decode_epoch: int
+    prefill_epoch: int
+    offer: bytes
+    def __init__(self, decode_replica: _Optional[str] = ..., decode_epoch: _Optional[int] = ..., prefill_epoch: _Optional[int] = ..., offer: _Optional[bytes] = ...) -> None: ...
+
 class PrefillRequest(_message.Message):
     __slots__ = ("start", "reserved")
     START_FIELD_NUMBER: _ClassVar[int]

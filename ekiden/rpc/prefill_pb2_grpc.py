@@ -40,6 +40,11 @@ class PrefillStub:
                 request_serializer=ekiden_dot_rpc_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=ekiden_dot_rpc_dot_prefill__pb2.PrefillEvent.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/ekiden.rpc.Prefill/Probe',
+                request_serializer=ekiden_dot_rpc_dot_prefill__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=ekiden_dot_rpc_dot_prefill__pb2.Sealed.FromString,
+                _registered_method=True)
 
 
 class PrefillServicer:
@@ -54,6 +59,13 @@ class PrefillServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Send whatever the cache holds into blocks that decode throws away: to measure a wire.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_PrefillServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=ekiden_dot_rpc_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=ekiden_dot_rpc_dot_prefill__pb2.PrefillEvent.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=ekiden_dot_rpc_dot_prefill__pb2.ProbeRequest.FromString,
+                    response_serializer=ekiden_dot_rpc_dot_prefill__pb2.Sealed.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class Prefill:
             '/ekiden.rpc.Prefill/Run',
             ekiden_dot_rpc_dot_prefill__pb2.PrefillRequest.SerializeToString,
             ekiden_dot_rpc_dot_prefill__pb2.PrefillEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ekiden.rpc.Prefill/Probe',
+            ekiden_dot_rpc_dot_prefill__pb2.ProbeRequest.SerializeToString,
+            ekiden_dot_rpc_dot_prefill__pb2.Sealed.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,7 +45,7 @@ class KvLayout(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., dtype: _Optional[str] = ..., block_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., tp: _Optional[int] = ..., pp: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankLayout, _Mapping]]] = ...) -> None: ...
 
 class ReplicaDescription(_message.Message):
-    __slots__ = ("replica_id", "role", "epoch", "version", "wire_version", "model", "model_fingerprint", "tokenizer_fingerprint", "granule", "hash_scheme", "kv", "transport", "endpoints", "max_model_len", "vocab_size", "dtype")
+    __slots__ = ("replica_id", "role", "epoch", "version", "wire_version", "model", "model_fingerprint", "tokenizer_fingerprint", "granule", "hash_scheme", "kv", "wires", "endpoints", "max_model_len", "vocab_size", "dtype")
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -57,7 +57,7 @@ class ReplicaDescription(_message.Message):
     GRANULE_FIELD_NUMBER: _ClassVar[int]
     HASH_SCHEME_FIELD_NUMBER: _ClassVar[int]
     KV_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    WIRES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -73,12 +73,12 @@ class ReplicaDescription(_message.Message):
     granule: int
     hash_scheme: str
     kv: KvLayout
-    transport: str
+    wires: _containers.RepeatedScalarFieldContainer[str]
     endpoints: _containers.RepeatedScalarFieldContainer[bytes]
     max_model_len: int
     vocab_size: int
     dtype: str
-    def __init__(self, replica_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., granule: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., transport: _Optional[str] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, replica_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[str] = ..., wire_version: _Optional[int] = ..., model: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., granule: _Optional[int] = ..., hash_scheme: _Optional[str] = ..., kv: _Optional[_Union[KvLayout, _Mapping]] = ..., wires: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class AuditRequest(_message.Message):
     __slots__ = ()

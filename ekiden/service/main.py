@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
 import uvloop
 
 from ekiden import __version__
@@ -88,6 +89,7 @@ async def _serve(config: ServiceConfig, factory: ServiceFactory) -> int:
         loop.add_signal_handler(number, stop.ask)
     server = RpcServer(config.host, config.port, secret=config.secret)
     address = advertised_address(config.host, server.port, config.advertise, config.redis_url)
+    config = msgspec.structs.replace(config, advertise=address)
     loading = asyncio.ensure_future(Replica.start(config, _log_progress()))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,10 +27,15 @@ from ekiden.engine.executor import HostingExecutor
 from ekiden.engine.process_executor import ProcessExecutor
 from ekiden.models.config import ModelConfig
 from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from kv_transfer.description import WIRE_VERSION, ReplicaDescription
-from kv_transfer.messages import encode
+from kv_transfer.description import (
+    AUTO_WIRES,
+    MAPPED_WIRES,
+    WIRE_VERSION,
+    ReplicaDescription,
+)
+from kv_transfer.messages import decode_from_peer, encode
+from kv_transfer.options import PortOptions
 from kv_transfer.reshard import MESSAGE_BYTES
-from kv_transfer.wire import PortOptions
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +95,7 @@ class Replica:
         Raises:
             SetupError: the model, its files or the split cannot work; one sentence says why.
         """
-        engine = config.engine.check()
+        engine = _shareable(config, config.engine.check())
         model = ModelConfig.from_dir(engine.model_dir)
         identity = await asyncio.to_thread(Identity.draw, config)
         executor = await asyncio.to_thread(_spawn, config, engine, model, identity, progress)
@@ -119,7 +124,7 @@ class Replica:
             hash_scheme=SCHEME,
             dtype=self.model.resolve_dtype(self.config.engine),
             kv=self.executor.layout,
-            transport=self.config.transport,
+            wires=_common_wires(self.executor.endpoints),
             endpoints=self.executor.endpoints,
             max_model_len=self.max_model_len,
             vocab_size=self.model.vocab_size,
@@ -134,6 +139,31 @@ class Replica:
         return self.engine.stats()
 
 
+def port_options(config: ServiceConfig) -> PortOptions:
+    """What the ranks' KV ports are told. ``config.advertise`` is the address that peers dial."""
+    auto = config.kv_transport == "auto"
+    return PortOptions(
+        transports=AUTO_WIRES if auto else tuple(config.kv_transport.split(",")),
+        all_needed=not auto,
+        host=config.host,
+        advertise=config.advertise.rpartition(":")[0].strip("[]"),
+        shm_folder=config.kv_shm_dir,
+        max_bytes_per_s=config.kv_rate_limit,
+    )
+
+
+def _shareable(config: ServiceConfig, engine: EngineConfig) -> EngineConfig:
+    """Prefill's cache is what peers read; decode's stays private, on pages of the best size."""
+    mapped = not MAPPED_WIRES.isdisjoint(port_options(config).transports)
+    return msgspec.structs.replace(engine, shared_kv=mapped and config.role == "prefill")
+
+
+def _common_wires(endpoints: Sequence[bytes]) -> tuple[str, ...]:
+    """The wires that every rank has, in the order of the first."""
+    ranks = [decode_from_peer(endpoint, dict[str, bytes], "a rank") for endpoint in endpoints]
+    return tuple(wire for wire in ranks[0] if all(wire in rank for rank in ranks))
+
+
 def _spawn(
     config: ServiceConfig,
     engine: EngineConfig,
@@ -141,7 +171,7 @@ def _spawn(
     identity: Identity,
     progress: Callable[[str, int, int], None] | None,
 ) -> ProcessExecutor:
-    port = PortOptions(transport=config.transport)
+    port = port_options(config)
     with admit(model, engine, identity.replica_id, staging=port.slots * MESSAGE_BYTES):
         return ProcessExecutor(
             engine,

@@ -5,24 +5,81 @@ No deadlines and no sessions: a wire moves what it is told to and says what beca
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from ekiden.core.errors import SetupError
+from kv_transfer.description import ALL_WIRES
+from kv_transfer.options import PortOptions
 from kv_transfer.transports.base import Transport
 
-TRANSPORTS = ("ucx", "memory")
+logger = logging.getLogger(__name__)
 
 
-def open_transport(name: str) -> Transport:
-    """The wire called ``name``, imported on use.
+def open_transports(options: PortOptions, pool_fd: int | None) -> dict[str, Transport]:
+    """The wires that ``options`` names, in that order, imported on use.
 
     Raises:
-        SetupError: there is no such wire, or it cannot run on this machine.
+        SetupError: there is no such wire; or one cannot run on this machine and all are needed;
+            or none can run.
     """
-    if name == "ucx":
-        from kv_transfer.transports.ucx import UcxTransport
+    opened: dict[str, Transport] = {}
+    missing: list[str] = []
+    try:
+        for name in options.transports:
+            try:
+                opened[name] = _open(name, options, pool_fd)
+            except SetupError as error:
+                if options.all_needed:
+                    raise
+                logger.info("the %s wire for KV is left out: %s", name, error.message)
+                missing.append(error.message)
+        if not opened:
+            raise SetupError("no wire for KV can run here: " + "; ".join(missing))
+    except BaseException:
+        for transport in opened.values():
+            transport.close()
+        raise
+    return opened
 
-        return UcxTransport()
-    if name == "memory":
-        from kv_transfer.transports.memory import HUB, MemoryTransport
 
-        return MemoryTransport(HUB)
-    raise SetupError(f"--transport {name} is unknown: choose {' or '.join(TRANSPORTS)}")
+def _open(name: str, options: PortOptions, pool_fd: int | None) -> Transport:
+    if name not in _OPENERS:
+        raise SetupError(
+            f"--kv-transport {name} is unknown: choose auto, or some of {', '.join(ALL_WIRES)}"
+        )
+    return _OPENERS[name](options, pool_fd)
+
+
+def _shm(options: PortOptions, pool_fd: int | None) -> Transport:
+    from kv_transfer.transports.shm import ShmTransport
+
+    transport = ShmTransport(options.shm_folder)
+    transport.share(pool_fd)
+    return transport
+
+
+def _ucx(options: PortOptions, pool_fd: int | None) -> Transport:
+    from kv_transfer.transports.ucx import UcxTransport
+
+    return UcxTransport()
+
+
+def _tcp(options: PortOptions, pool_fd: int | None) -> Transport:
+    from kv_transfer.transports.tcp import TcpTransport
+
+    return TcpTransport(options.host, options.advertise)
+
+
+def _memory(options: PortOptions, pool_fd: int | None) -> Transport:
+    from kv_transfer.transports.memory import HUB, MemoryTransport
+
+    return MemoryTransport(HUB)
+
+
+_OPENERS: dict[str, Callable[[PortOptions, int | None], Transport]] = {
+    "shm": _shm,
+    "ucx": _ucx,
+    "tcp": _tcp,
+    "memory": _memory,
+}

@@ -167,6 +167,8 @@ class MemoryTransport:
 
     def poll(self) -> list[Event]:
         with self._hub.lock:
+            if self._closed:
+                return []
             with suppress(BlockingIOError):
                 os.eventfd_read(self._signal)
             self._collect()

@@ -49,13 +49,14 @@ class ShmTransport(StreamTransport):
 
     def __init__(self, folder: str = "") -> None:
         self._path = _path(folder)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(self._path)
             listener.listen(BACKLOG)
         except OSError as error:
+            listener.close()
             raise SetupError(
-                f"the shm wire for KV cannot open a socket in {folder or 'the abstract namespace'}: "
+                f"the shm wire for KV cannot open a socket in --kv-shm-dir {folder or '(none)'}: "
                 f"{error.strerror or error}"
             ) from error
         self._pool_fd: int | None = None

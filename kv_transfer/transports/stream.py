@@ -133,7 +133,7 @@ class StreamTransport:
 
     def discard(self, message: int) -> None:
         found = self._messages.pop(message)
-        if found.payload is None and found.not connection.closed:
+        if found.payload is None and not found.connection.closed:
             found.connection.put(Kind.DROP, op=found.op)
             self._write(found.connection)
 
@@ -219,7 +219,7 @@ class StreamTransport:
 
     def _lose(self, connection: Connection, reason: str) -> None:
         """The connection, and with it everything that goes on with the peer behind it."""
-        lost = [c for c in self._connections.values() if c is connection or self._same(c, connection)]
+        lost = [c for c in self._connections.values() if _same_peer(c, connection)]
         for gone in lost:
             self._connections.pop(gone.sock.fileno())
             self._greeting.pop(gone, None)
@@ -236,9 +236,6 @@ class StreamTransport:
             del self._sends[op]
             self._events.append(Completed(op, reason))
         self._events.append(PeerLost(number, reason))
-
-    def _same(self, one: Connection, other: Connection) -> bool:
-        return bool(one.peer) and one.peer == other.peer
 
     # Frames.
 
@@ -304,7 +301,8 @@ class StreamTransport:
         self._events.append(Incoming(message, frame.tag, frame.size))
 
     def _taken(self, connection: Connection, op: int) -> None:
-        if (sending := self._sends.get(op)) is None or self._peers.get(sending[0]) is not connection:
+        sending = self._sends.get(op)
+        if sending is None or self._peers.get(sending[0]) is not connection:
             raise Broken("the other end took a message that was not offered")
         connection.put(Kind.DATA, op=op, payload=sending[1], done=partial(self._sent, op))
         self._write(connection)
@@ -312,3 +310,7 @@ class StreamTransport:
     def _sent(self, op: int) -> None:
         if self._sends.pop(op, None) is not None:
             self._events.append(Completed(op, ""))
+
+
+def _same_peer(one: Connection, other: Connection) -> bool:
+    return one is other or (bool(one.peer) and one.peer == other.peer)

@@ -23,9 +23,9 @@ class TcpTransport(StreamTransport):
 
     def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
         try:
-            listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
             # Looked up once, here: a name server must not hold up a port's thread later.
             found = socket.getaddrinfo(advertise or host, None, type=socket.SOCK_STREAM)[0]
+            listener = socket.create_server((host, 0), family=_family(host), backlog=BACKLOG)
         except OSError as error:
             raise SetupError(
                 f"the tcp wire for KV cannot use --host {host} and address {advertise or host}: "

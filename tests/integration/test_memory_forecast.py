@@ -24,7 +24,7 @@ from ekiden.models.config import ModelConfig
 from ekiden.models.hub import is_pulled, model_path
 from ekiden.models.layout import kv_layout
 from kv_transfer.messages import encode
-from kv_transfer.wire import PortOptions
+from kv_transfer.options import PortOptions
 
 TINY_LLAMA: dict[str, Any] = {
     "hidden_size": 2048,
@@ -133,7 +133,7 @@ def check(path: Path, tp: int) -> None:
         config,
         model,
         port="kv_transfer.port:open_port",
-        port_options=encode(PortOptions(transport="ucx")),
+        port_options=encode(PortOptions()),
     )
     try:
         work(executor, model)

@@ -39,7 +39,7 @@ def test_every_option_reaches_its_field():
         *("--max-num-seqs", "9", "--threads-per-rank", "4", "--no-enable-prefix-caching"),
         "--no-async-scheduling",
         *("--host", "0.0.0.0", "--port", "5", "--advertise", "a:5", "--replica-id", "d-1"),
-        *("--redis", "redis://h:1/0", "--transport", "tcp", "--drain-grace", "1.5"),
+        *("--redis", "redis://h:1/0", "--kv-transport", "tcp", "--drain-grace", "1.5"),
         *("--ready-file", "/r", "--local-prefill-tokens", "0", "--enable-kv-debug"),
     )
     engine = EngineConfig(
@@ -68,7 +68,7 @@ def test_every_option_reaches_its_field():
         advertise="a:5",
         replica_id="d-1",
         redis_url="redis://h:1/0",
-        transport="tcp",
+        kv_transport="tcp",
         drain_grace_s=1.5,
         ready_file="/r",
         local_prefill_tokens=0,

@@ -1,4 +1,4 @@
-"""A prefill replica in a process of its own, over real UCX; driven by lines on its stdin.
+"""A prefill replica in a process of its own, over a real wire; driven by lines on its stdin.
 
 Lines in: ``open <json>`` (offer, peer, blocks, tokens, computed), ``computed <json>``, ``fail``.
 Lines out: the replica's description, then one line an event. All bytes are base64.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import queue
 import sys
 import threading
@@ -15,16 +16,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
-from kv_rig import describe, empty_cache, write
+from kv_rig import EMPTY, describe, write
 
 from ekiden.cache.layout import KvLayout
+from ekiden.cache.tensors import allocate_shared_cache
 from ekiden.core.clock import MonotonicClock
 from ekiden.engine.port import ChunkDone, KvPort, PortContext
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.messages import TransferLimits, encode
+from kv_transfer.options import PortOptions
 from kv_transfer.port import open_port
 from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
-from kv_transfer.wire import PortOptions
 
 
 def pack(value: object) -> str:
@@ -39,21 +41,28 @@ class Replica:
     """Ranks as ports with their threads, and the sessions of one role on top."""
 
     def __init__(
-        self, kv: KvLayout, role: str, *, epoch: int, blocks: int, limits: TransferLimits
+        self, kv: KvLayout, role: str, wire: str, *, epoch: int, blocks: int, limits: TransferLimits
     ) -> None:
         self.kv = kv
+        self.wire = wire
         self.inbox: queue.Queue[tuple[Callable[..., None], tuple[object, ...]]] = queue.Queue()
-        self.caches = [empty_cache(kv, rank, blocks) for rank in range(len(kv.ranks))]
+        shared = [allocate_shared_cache(kv, rank, blocks) for rank in range(len(kv.ranks))]
+        self.caches = [cache.fill_(EMPTY) for cache, _ in shared]
+        self._fds = [fd for _, fd in shared]
         self.ports = [self._open(rank, epoch) for rank in range(len(kv.ranks))]
         endpoints = [port.describe() for port in self.ports]
-        self.me = describe(kv, endpoints, role=role, epoch=epoch)
+        self.me = describe(kv, endpoints, role=role, epoch=epoch, wires=(wire,))
         kind = SendSessions if role == "prefill" else ReceiveSessions
         self.sessions = kind(self.me, self._send_port, MonotonicClock(), limits)
         self.events: list[object] = []
 
     def _open(self, rank: int, epoch: int) -> KvPort:
         context = PortContext(
-            rank=rank, layout=self.kv, epoch=epoch, options=encode(PortOptions(transport="ucx"))
+            rank=rank,
+            layout=self.kv,
+            epoch=epoch,
+            options=encode(PortOptions(transports=(self.wire,))),
+            pool_fd=self._fds[rank],
         )
         return open_port(
             self.caches[rank],
@@ -86,12 +95,14 @@ class Replica:
     def close(self) -> None:
         for port in self.ports:
             port.close()
+        for fd in self._fds:
+            os.close(fd)
 
 
 class Child:
-    def __init__(self, kv: KvLayout, epoch: int) -> None:
+    def __init__(self, kv: KvLayout, epoch: int, wire: str) -> None:
         torch.set_num_threads(1)
-        self.replica = Replica(kv, "prefill", epoch=epoch, blocks=64, limits=TransferLimits())
+        self.replica = Replica(kv, "prefill", wire, epoch=epoch, blocks=64, limits=TransferLimits())
         self.done = False
         print(pack(self.replica.me), flush=True)
         threading.Thread(target=self._read, daemon=True).start()
@@ -136,4 +147,4 @@ class Child:
 
 
 if __name__ == "__main__":
-    Child(unpack(sys.argv[1], KvLayout), int(sys.argv[2])).run()
+    Child(unpack(sys.argv[1], KvLayout), int(sys.argv[2]), sys.argv[3]).run()

@@ -16,10 +16,11 @@ from ekiden.engine.port import ChunkDone, PortContext
 from ekiden.parallel.split import even_split, head_split
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import TransferLimits
+from kv_transfer.options import PortOptions
 from kv_transfer.port import Port
 from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
 from kv_transfer.transports.base import Transport
-from kv_transfer.wire import PortOptions
+from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 
 torch.set_num_threads(1)
 
@@ -105,7 +106,12 @@ def read(cache: torch.Tensor, kv: KvLayout, blocks: Sequence[int], tokens: int) 
 
 
 def describe(
-    kv: KvLayout, endpoints: Sequence[bytes], *, role: str, epoch: int = 1
+    kv: KvLayout,
+    endpoints: Sequence[bytes],
+    *,
+    role: str,
+    epoch: int = 1,
+    wires: tuple[str, ...] = ("memory",),
 ) -> ReplicaDescription:
     return ReplicaDescription(
         replica_id=f"{role}-1",
@@ -120,7 +126,7 @@ def describe(
         hash_scheme=SCHEME,
         dtype="float32",
         kv=kv,
-        transport="memory",
+        wires=wires,
         endpoints=tuple(endpoints),
         max_model_len=4096,
         vocab_size=100,
@@ -140,25 +146,31 @@ class Side:
         clock: Clock,
         blocks: int,
         options: PortOptions,
+        wire: str = "memory",
     ) -> None:
         self.kv = kv
         self.caches = [empty_cache(kv, rank, blocks) for rank in range(len(kv.ranks))]
         self.emitted: list[tuple[int, bytes]] = []
         self.transports = [make_transport(rank) for rank in range(len(kv.ranks))]
+        for cache, transport in zip(self.caches, self.transports, strict=True):
+            if isinstance(transport, MappedMemoryTransport):
+                transport.share_bytes(cache.view(torch.uint8).numpy().data.cast("B"))
         self.ports = [
             Port(
                 self.caches[rank],
                 PortContext(rank=rank, layout=kv, epoch=epoch, options=b""),
                 lambda message, rank=rank: self.emitted.append((rank, message)),
                 options,
-                self.transports[rank],
+                {wire: self.transports[rank]},
                 clock,
             )
             for rank in range(len(kv.ranks))
         ]
         self.muted: set[int] = set()
         self.pipe: deque[Callable[[], None]] = deque()
-        self.me = describe(kv, [p.describe() for p in self.ports], role=role, epoch=epoch)
+        self.me = describe(
+            kv, [p.describe() for p in self.ports], role=role, epoch=epoch, wires=(wire,)
+        )
 
     def send_port(self, message: bytes, rank: int | None) -> None:
         for number, port in enumerate(self.ports):
@@ -185,12 +197,14 @@ class Pair:
         limits: TransferLimits | None = None,
         options: PortOptions | None = None,
         timeout_s: float = 0.0,
+        wire: str = "memory",
     ) -> None:
+        self.wire = wire
         self.clock = clock or ManualClock()
         self.timeout_s = timeout_s
-        options = options or PortOptions(transport="memory", slots=4, window=2)
+        options = options or PortOptions(slots=4, window=2)
         limits = limits or TransferLimits(segment_tokens=32)
-        common = {"clock": self.clock, "blocks": blocks, "options": options}
+        common = {"clock": self.clock, "blocks": blocks, "options": options, "wire": wire}
         self.prefill = Side(prefill, make_transport, role="prefill", epoch=11, **common)
         self.decode = Side(decode, make_transport, role="decode", epoch=22, **common)
         self.sending = SendSessions(self.prefill.me, self.prefill.send_port, self.clock, limits)
@@ -242,7 +256,9 @@ class Pair:
         start: int = 0,
     ) -> tuple[int, int]:
         """Write the prompt into prefill's caches, open both sides, say it is computed."""
-        receive, offer = self.receiving.open("r", self.prefill.me, start, tokens, target_blocks)
+        receive, offer = self.receiving.open(
+            "r", self.prefill.me, start, tokens, target_blocks, self.wire
+        )
         send = self.sending.open(offer, self.decode.me)
         for rank, cache in enumerate(self.prefill.caches):
             write(cache, self.prefill.kv, rank, source_blocks, tokens, seed=send)

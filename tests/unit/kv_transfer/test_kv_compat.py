@@ -7,7 +7,7 @@ import pytest
 from kv_rig import describe, layout
 
 from ekiden.core.errors import SetupError
-from kv_transfer.compat import check_pair
+from kv_transfer.compat import check_pair, common_wires
 from kv_transfer.description import ReplicaDescription
 
 
@@ -29,7 +29,6 @@ def test_different_splits_and_block_sizes_are_fine() -> None:
         ("granule", 8),
         ("hash_scheme", "other-scheme"),
         ("dtype", "bfloat16"),
-        ("transport", "pigeon"),
         ("max_model_len", 777),
     ],
 )
@@ -53,6 +52,20 @@ def test_another_kind_of_kv_is_refused_with_both_values(field: str, value: objec
         check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
     assert str(value) in caught.value.message
     assert str(getattr(prefill.kv, field)) in caught.value.message
+
+
+def test_two_without_a_wire_in_common_are_refused_with_both_lists() -> None:
+    prefill, decode = pair()
+    changed = msgspec.structs.replace(decode, wires=("pigeon", "drum"))
+    with pytest.raises(SetupError, match=r"wires memory and .* pigeon, drum, none in common"):
+        check_pair(prefill, changed)
+
+
+def test_the_wires_in_common_come_in_the_order_of_decode() -> None:
+    prefill, decode = pair()
+    prefill = msgspec.structs.replace(prefill, wires=("shm", "ucx", "tcp"))
+    decode = msgspec.structs.replace(decode, wires=("tcp", "nixl", "shm"))
+    assert common_wires(prefill, decode) == ("tcp", "shm")
 
 
 def test_a_block_size_off_the_granule_is_refused() -> None:

@@ -13,9 +13,10 @@ from kv_rig import Pair, empty_cache, layout, read, truth, write
 
 from ekiden.core.clock import ManualClock
 from kv_transfer.messages import TransferLimits
+from kv_transfer.options import PortOptions
 from kv_transfer.sessions import Arrived, Drained, Failed, SealedOut
+from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
-from kv_transfer.wire import PortOptions
 
 BLOCKS = 16
 LIMITS = TransferLimits(
@@ -27,6 +28,7 @@ LIMITS = TransferLimits(
     drain_s=5.0,
 )
 SPLITS = [((2, 1), (1, 1)), ((1, 2), (2, 1)), ((3, 1), (2, 2)), ((1, 1), (1, 1))]
+WIRES = {"memory": MemoryTransport, "mapped_memory": MappedMemoryTransport}
 chance = st.sampled_from([0.0, 0.0, 0.05, 0.3])
 faults = st.builds(
     Faults,
@@ -47,7 +49,9 @@ actions = st.lists(st.sampled_from([*COMMON, *COMMON, *RARE]), max_size=40)
 class Lives:
     """Runs a program of actions; remembers who owns which blocks, and checks as it goes."""
 
-    def __init__(self, split: int, sizes: tuple[int, int], faults: Faults) -> None:
+    def __init__(
+        self, split: int, sizes: tuple[int, int], faults: Faults, wire: str = "memory"
+    ) -> None:
         (stp, spp), (ttp, tpp) = SPLITS[split]
         self.source = layout(tp=stp, pp=spp, kv_heads=3, layers=2, block_size=sizes[0])
         self.target = layout(tp=ttp, pp=tpp, kv_heads=3, layers=2, block_size=sizes[1])
@@ -56,11 +60,12 @@ class Lives:
         self.pair = Pair(
             self.source,
             self.target,
-            lambda rank: MemoryTransport(hub, clock=self.clock, faults=faults),
+            lambda rank: WIRES[wire](hub, clock=self.clock, faults=faults),
             clock=self.clock,
             blocks=BLOCKS,
+            wire=wire,
             limits=LIMITS,
-            options=PortOptions(transport="memory", slots=3, window=2, drain_s=3.0, limbo_s=5.0),
+            options=PortOptions(slots=3, window=2, drain_s=3.0, limbo_s=5.0),
         )
         self.free_source, self.free_target = list(range(BLOCKS)), list(range(BLOCKS))
         self.tokens: dict[int, int] = {}
@@ -96,7 +101,7 @@ class Lives:
             for rank in range(len(self.target.ranks)):
                 self.given_back.pop((rank, block), None)
         pair = self.pair
-        receive, offer = pair.receiving.open("r", pair.prefill.me, start, tokens, theirs)
+        receive, offer = pair.receiving.open("r", pair.prefill.me, start, tokens, theirs, pair.wire)
         send = pair.sending.open(offer, pair.decode.me)
         self.tokens[receive] = self.tokens[send] = tokens
         self.start[receive] = start
@@ -156,7 +161,7 @@ class Lives:
             )
         for port in (*self.pair.prefill.ports, *self.pair.decode.ports):
             assert port.quarantined == 0
-            assert port._wire.slots.free == 3
+            assert all(wire.slots.free == 3 for wire in port._wires.values())
         self.pair.close()
 
     def _hear(self) -> None:
@@ -195,15 +200,16 @@ class Lives:
         assert [isinstance(e, Drained) for e in events] == [False, True], events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     split=st.integers(0, len(SPLITS) - 1),
     sizes=st.sampled_from([(16, 16), (16, 32), (32, 16)]),
     faults=faults,
     program=actions,
     seed=st.integers(0, 2**16),
+    wire=st.sampled_from(list(WIRES)),
 )
 def test_every_hand_off_ends_once_and_never_with_wrong_bytes(
-    split: int, sizes: tuple[int, int], faults: Faults, program: list[str], seed: int
+    split: int, sizes: tuple[int, int], faults: Faults, program: list[str], seed: int, wire: str
 ) -> None:
-    Lives(split, sizes, faults).run(program, seed)
+    Lives(split, sizes, faults, wire).run(program, seed)

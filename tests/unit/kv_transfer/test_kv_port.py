@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import queue
 
 import pytest
 import torch
 from kv_rig import EMPTY, Pair, describe, empty_cache, layout, read, truth, write
 
+from ekiden.cache.tensors import allocate_shared_cache
 from ekiden.core.clock import ManualClock, MonotonicClock
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.engine.port import ChunkDone, PortContext
@@ -23,12 +25,13 @@ from kv_transfer.messages import (
     encode,
     tag,
 )
+from kv_transfer.options import PortOptions
 from kv_transfer.port import Port, open_port
 from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SealedOut, SendSessions
 from kv_transfer.staging import Slots
 from kv_transfer.transports.base import PeerLost
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
-from kv_transfer.wire import PortOptions, Wire
+from kv_transfer.wire import Wire
 
 SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
 
@@ -50,7 +53,7 @@ def context(options: bytes = b"", rank: int = 0) -> PortContext:
 
 
 def test_many_hand_offs_share_few_slots_and_all_arrive() -> None:
-    p = memory_pair(PortOptions(transport="memory", slots=2, window=1))
+    p = memory_pair(PortOptions(slots=2, window=1))
     sends = []
     for number in range(20):
         blocks = list(range(number * 6, number * 6 + 6))
@@ -74,7 +77,7 @@ def test_one_peer_cannot_take_all_the_slots() -> None:
 
 def test_a_message_that_is_early_waits_for_its_session() -> None:
     p = memory_pair()
-    receive, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET)
+    receive, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET, "memory")
     held, p.decode.pipe = p.decode.pipe, type(p.decode.pipe)()
     send = p.sending.open(offer, p.decode.me)
     for rank, cache in enumerate(p.prefill.caches):
@@ -106,9 +109,9 @@ def test_messages_of_an_aborted_session_are_thrown_away_and_their_sender_ends() 
 
 
 def test_a_message_nobody_announces_is_thrown_away_in_time() -> None:
-    p = memory_pair(PortOptions(transport="memory", slots=2, limbo_s=5.0))
+    p = memory_pair(PortOptions(slots=2, limbo_s=5.0))
     stranger = p.prefill.transports[0]
-    peer = stranger.connect(p.decode.me.endpoints[0])
+    peer = stranger.connect(p.decode.transports[0].describe())
     stranger.send(peer, tag(77, 1), memoryview(bytearray(64)))
     p.decode.ports[0].step(0.0)
     assert p.decode.ports[0].inbound.discarded == 0
@@ -119,11 +122,11 @@ def test_a_message_nobody_announces_is_thrown_away_in_time() -> None:
 
 def test_a_message_of_another_length_than_agreed_breaks_the_session() -> None:
     p = memory_pair()
-    receive, _ = p.receiving.open("r", p.prefill.me, 0, 90, TARGET)
+    receive, _ = p.receiving.open("r", p.prefill.me, 0, 90, TARGET, "memory")
     p.round()
     nonce = next(iter(p.decode.ports[0].inbound._by_nonce))
     stranger = p.prefill.transports[0]
-    peer = stranger.connect(p.decode.me.endpoints[0])
+    peer = stranger.connect(p.decode.transports[0].describe())
     stranger.send(peer, tag(nonce, 0), memoryview(bytearray(64)))
     p.round()
     failed, drained = p.received_events
@@ -137,10 +140,10 @@ def test_a_lost_connection_breaks_only_sessions_that_still_need_it() -> None:
     done, _ = p.hand_off(90, SOURCE, TARGET)
     p.run(seal=False, rounds=20)
     port = p.decode.ports[0]
-    port.inbound.peer_lost(1, "gone")
-    waiting, _ = p.receiving.open("r", p.prefill.me, 0, 16, [20])
+    port.inbound.peer_lost(port._wires["memory"], 1, "gone")
+    waiting, _ = p.receiving.open("r", p.prefill.me, 0, 16, [20], "memory")
     p.round()
-    peer = p.decode.transports[0].connect(p.prefill.me.endpoints[0])
+    peer = p.decode.transports[0].connect(p.prefill.transports[0].describe())
     p.decode.transports[0]._tell(PeerLost(peer, "gone"))
     p.round()
     failed = [e for e in p.received_events if isinstance(e, Failed)]
@@ -152,7 +155,7 @@ def test_a_lost_connection_breaks_only_sessions_that_still_need_it() -> None:
 def test_a_dead_endpoint_fails_the_session() -> None:
     p = memory_pair()
     p.prefill.transports[1].close()
-    p.receiving.open("r", p.prefill.me, 0, 16, TARGET)
+    p.receiving.open("r", p.prefill.me, 0, 16, TARGET, "memory")
     p.round()
     p.round()
     failed = p.received_events[0]
@@ -164,7 +167,7 @@ def test_memory_that_cannot_be_registered_keeps_the_port_from_opening() -> None:
     transport = MemoryTransport(Hub(), faults=Faults(register_fails=True))
     cache = empty_cache(layout(), 0, 4)
     with pytest.raises(SetupError, match="register"):
-        Port(cache, context(), lambda message: None, PortOptions(), transport)
+        Port(cache, context(), lambda message: None, PortOptions(), {"memory": transport})
 
 
 def test_options_that_cannot_be_read_are_a_setup_error() -> None:
@@ -175,21 +178,20 @@ def test_options_that_cannot_be_read_are_a_setup_error() -> None:
 def test_a_cache_that_is_not_what_the_layout_says_is_a_bug() -> None:
     cache = empty_cache(layout(head_dim=8), 0, 4)
     with pytest.raises(InvariantBroken, match="blocks of shape"):
-        open_port(cache, context(encode(PortOptions(transport="memory"))), lambda message: None)
+        open_port(cache, context(encode(PortOptions(transports=("memory",)))), lambda message: None)
 
 
-@pytest.mark.parametrize("transport", ["memory", "ucx"])
-def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
+@pytest.mark.parametrize("wire", ["memory", "ucx", "tcp", "shm"])
+def test_ports_with_threads_hand_over_and_close(wire: str) -> None:
     words: queue.Queue[tuple[str, bytes]] = queue.Queue()
-    caches, ports, sides = {}, {}, {}
+    caches, fds, ports, sides = {}, {}, {}, {}
     kv = layout(head_dim=256)
     for role, epoch in (("prefill", 1), ("decode", 2)):
-        caches[role] = empty_cache(kv, 0, 8)
-        where = PortContext(
-            rank=0, layout=kv, epoch=epoch, options=encode(PortOptions(transport=transport))
-        )
+        caches[role], fds[role] = allocate_shared_cache(kv, 0, 8)
+        options = encode(PortOptions(transports=(wire,)))
+        where = PortContext(rank=0, layout=kv, epoch=epoch, options=options, pool_fd=fds[role])
         ports[role] = open_port(caches[role], where, lambda m, role=role: words.put((role, m)))
-        sides[role] = describe(kv, [ports[role].describe()], role=role, epoch=epoch)
+        sides[role] = describe(kv, [ports[role].describe()], role=role, epoch=epoch, wires=(wire,))
     clock, limits = MonotonicClock(), TransferLimits(segment_tokens=32)
     receiving = ReceiveSessions(
         sides["decode"], lambda m, _: ports["decode"].command(m), clock, limits
@@ -198,7 +200,7 @@ def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
         sides["prefill"], lambda m, _: ports["prefill"].command(m), clock, limits
     )
     write(caches["prefill"], kv, 0, [5, 1, 3, 0, 2, 4], 90)
-    receive, offer = receiving.open("r", sides["prefill"], 0, 90, [0, 7, 1, 6, 2, 5])
+    receive, offer = receiving.open("r", sides["prefill"], 0, 90, [0, 7, 1, 6, 2, 5], wire)
     send = sending.open(offer, sides["decode"])
     ports["prefill"].chunks_finished([ChunkDone(session=send, end=90, blocks=(5, 1, 3, 0, 2, 4))])
     events: list[object] = []
@@ -214,13 +216,15 @@ def test_ports_with_threads_hand_over_and_close(transport: str) -> None:
     for port in ports.values():
         port.close()
         port.close()
+    for fd in fds.values():
+        os.close(fd)
 
 
 def test_a_block_can_be_read_and_a_closed_port_says_that_it_cannot() -> None:
     words: queue.Queue[bytes] = queue.Queue()
     cache = empty_cache(layout(), 0, 4)
     cache[2] = torch.arange(cache[2].numel()).reshape(cache[2].shape)
-    port = open_port(cache, context(encode(PortOptions(transport="memory"))), words.put)
+    port = open_port(cache, context(encode(PortOptions(transports=("memory",)))), words.put)
     port.command(encode(ReadBlock(ticket=9, block=2)))
     read_back = decode_event(words.get(timeout=20))
     assert read_back == BlockRead(ticket=9, data=cache[2].numpy().tobytes())
@@ -234,7 +238,7 @@ def decode_port() -> tuple[Port, queue.Queue[bytes], ReplicaDescription, Receive
     words: queue.Queue[bytes] = queue.Queue()
     kv = layout()
     port = open_port(
-        empty_cache(kv, 0, 8), context(encode(PortOptions(transport="memory"))), words.put
+        empty_cache(kv, 0, 8), context(encode(PortOptions(transports=("memory",)))), words.put
     )
     me = describe(kv, [port.describe()], role="decode", epoch=5)
     receiving = ReceiveSessions(
@@ -245,9 +249,9 @@ def decode_port() -> tuple[Port, queue.Queue[bytes], ReplicaDescription, Receive
 
 def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> None:
     port, words, me, receiving = decode_port()
-    first, _ = receiving.open("r", me, 0, 16, [0])
+    first, _ = receiving.open("r", me, 0, 16, [0], "memory")
     port.close()
-    second, _ = receiving.open("r", me, 0, 16, [1])
+    second, _ = receiving.open("r", me, 0, 16, [1], "memory")
     port.command(encode(Abort(session=second)))
     events = [decode_event(words.get(timeout=20)) for _ in range(3)]
     assert events[0].session == first
@@ -259,11 +263,11 @@ def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> Non
 def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
     port, words, me, receiving = decode_port()
 
-    def burst(timeout_s: float) -> list[object]:
+    def burst() -> list[object]:
         raise OSError("the card is on fire")
 
-    monkeypatch.setattr(port._transport, "poll", burst)
-    session, _ = receiving.open("r", me, 0, 16, [0])
+    monkeypatch.setattr(port._wires["memory"].transport, "poll", burst)
+    session, _ = receiving.open("r", me, 0, 16, [0], "memory")
     word = decode_event(words.get(timeout=20))
     assert word.session == session
     assert isinstance(word, Broken)

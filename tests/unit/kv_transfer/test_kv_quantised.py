@@ -67,7 +67,7 @@ def test_decode_goes_on_as_the_process_that_computed_the_prompt(tmp_path: Path, 
     expected = _generate(alone, prompt, _prefill(alone, prompt, SOURCE), count, SOURCE)
     p = connected(*(kv_layout(r.model, r.config) for r in (prefill, decode)))
     prefill.caches, decode.caches = p.prefill.caches, p.decode.caches
-    _, offer = p.receiving.open("r", p.prefill.me, 0, len(prompt), TARGET)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, len(prompt), TARGET, "memory")
     send = p.sending.open(offer, p.decode.me)
     first = _prefill(prefill, prompt, SOURCE)
     p.computed(send, len(prompt), SOURCE)

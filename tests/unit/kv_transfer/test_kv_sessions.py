@@ -18,10 +18,10 @@ from kv_transfer.messages import (
     TransferLimits,
     encode,
 )
-from kv_transfer.session import ReceiveSession, State, Terms
+from kv_transfer.options import PortOptions
+from kv_transfer.session import ReceiveSession, SendSession, State, Terms
 from kv_transfer.sessions import Arrived, Drained, Failed, SealedOut
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
-from kv_transfer.wire import PortOptions
 
 SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
 TOKENS = 90
@@ -75,7 +75,7 @@ def test_only_what_decode_lacks_is_sent() -> None:
 
 def test_segments_leave_as_soon_as_they_are_computed_and_not_before() -> None:
     p = pair()
-    receive, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET)
+    receive, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET, "memory")
     send = p.sending.open(offer, p.decode.me)
     per_token = p.decode.kv.token_bytes()
     for end, moved in [(31, 0), (32, 32), (70, 64), (TOKENS, TOKENS)]:
@@ -91,7 +91,7 @@ def test_segments_leave_as_soon_as_they_are_computed_and_not_before() -> None:
 
 def test_nothing_to_move_still_ends_with_the_seal() -> None:
     p = pair()
-    receive, offer = p.receiving.open("r", p.prefill.me, 48, 48, TARGET)
+    receive, offer = p.receiving.open("r", p.prefill.me, 48, 48, TARGET, "memory")
     send = p.sending.open(offer, p.decode.me)
     sealed, drained = p.sending.poll()
     assert drained == Drained(session=send)
@@ -138,7 +138,7 @@ def test_lost_messages_end_in_the_deadline_of_the_state(sealed: bool) -> None:
 
 
 def test_a_message_that_never_completes_gives_its_slot_back() -> None:
-    options = PortOptions(transport="memory", slots=2, window=2, drain_s=3.0)
+    options = PortOptions(slots=2, window=2, drain_s=3.0)
     p = pair(Faults(hang=1.0), options=options)
     receive, _ = p.hand_off(TOKENS, SOURCE, TARGET)
     for _ in range(5):
@@ -151,7 +151,7 @@ def test_a_message_that_never_completes_gives_its_slot_back() -> None:
     for _ in range(3):
         p.round()
     assert p.decode.ports[0].quarantined == 0
-    assert p.decode.ports[0]._wire.slots.free == 2
+    assert p.decode.ports[0]._wires["memory"].slots.free == 2
 
 
 def test_a_late_write_after_an_abort_never_reaches_the_next_owner_of_the_blocks() -> None:
@@ -206,7 +206,7 @@ def test_an_unreadable_seal_fails_it() -> None:
 @pytest.mark.parametrize("field", ["prefill_epoch", "decode_epoch", "wire_version"])
 def test_an_offer_of_another_life_is_refused_with_both_values(field: str) -> None:
     p = pair()
-    _, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET, "memory")
     asked = msgspec.msgpack.decode(offer, type=SessionOffer)
     stale = encode(msgspec.structs.replace(asked, **{field: 999}))
     with pytest.raises(ReplicaFailed, match=f"{field.replace('_', ' ')} 999, but it is"):
@@ -216,7 +216,7 @@ def test_an_offer_of_another_life_is_refused_with_both_values(field: str) -> Non
 
 def test_an_offer_out_of_bounds_is_refused() -> None:
     p = pair()
-    _, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET, "memory")
     asked = msgspec.msgpack.decode(offer, type=SessionOffer)
     for change in ({"end": 10**6}, {"start": 91}, {"segment_tokens": 0}, {"nonce": 1 << 40}):
         with pytest.raises(ReplicaFailed, match="outside"):
@@ -235,7 +235,7 @@ def test_messages_of_unknown_sessions_and_other_epochs_are_dropped_and_counted()
 
 def test_a_port_that_never_answers_leaves_the_session_listed_and_its_blocks_held() -> None:
     p = pair(tp=(1, 2))
-    receive, _ = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET)
+    receive, _ = p.receiving.open("r", p.prefill.me, 0, TOKENS, TARGET, "memory")
     p.decode.deliver()
     p.decode.muted.add(1)
     p.receiving.fail(receive, "cancelled")
@@ -251,14 +251,51 @@ def test_a_port_that_never_answers_leaves_the_session_listed_and_its_blocks_held
     assert p.receiving.stuck() == []
 
 
-def test_the_last_bytes_have_time_in_proportion_to_their_number() -> None:
-    limits = TransferLimits(base_s=10.0, min_bytes_per_s=1e6, stall_s=5.0)
-    terms = Terms(session=1, peer="p", ranks=(0,), expected_bytes=10**8, limits=limits)
+OFFER = SessionOffer(
+    wire_version=1,
+    wire="memory",
+    session=1,
+    nonce=1,
+    key=1,
+    decode_epoch=1,
+    prefill_epoch=1,
+    start=0,
+    end=90,
+    segment_tokens=32,
+)
+
+
+@pytest.mark.parametrize(("expected", "allowed_s"), [(10**6, 11.0), (10**8, 18.0)])
+def test_the_last_bytes_have_time_in_proportion_to_what_may_be_under_way(
+    expected: int, allowed_s: float
+) -> None:
+    limits = TransferLimits(base_s=10.0, min_bytes_per_s=1e6, unseen_bytes=8 * 10**6)
+    terms = Terms(session=1, peer="p", ranks=(0,), expected_bytes=expected, limits=limits)
     session = ReceiveSession(terms, 0.0)
     session.seal((), 1.0)
-    session.tick(110.9)
+    session.tick(1.0 + allowed_s - 0.1)
     assert session.state is State.SEALED
-    session.tick(111.0)
+    session.tick(1.0 + allowed_s)
+    assert session.state is State.DRAINING
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_while_bytes_move_no_deadline_fires_and_it_does_when_they_stop(sends: bool) -> None:
+    """A megabyte every ten seconds: slower than anything the limits expect, and still alive."""
+    limits = TransferLimits(base_s=10.0, min_bytes_per_s=1e6, unseen_bytes=10**6)
+    terms = Terms(session=1, peer="p", ranks=(0,), expected_bytes=10**8, limits=limits)
+    session = SendSession(terms, OFFER, 0.0) if sends else ReceiveSession(terms, 0.0)
+    if isinstance(session, ReceiveSession):
+        session.seal((), 0.0)
+    for second in range(0, 900, 10):
+        session.tick(float(second))
+        moved = Progress(epoch=1, session=1, bytes=second * 10**5 + 1, computed=90)
+        session.on_rank(0, moved, float(second))
+    assert session.state is (State.SENDING if sends else State.SEALED)
+    session.on_rank(0, moved, 895.0)  # nothing new has moved
+    session.tick(900.9)
+    assert not session.failed
+    session.tick(901.0)
     assert session.state is State.DRAINING
 
 
@@ -301,9 +338,9 @@ def test_failing_twice_or_after_the_end_changes_nothing() -> None:
 
 def test_open_sessions_are_bounded() -> None:
     p = pair(limits=TransferLimits(max_sessions=1))
-    _, offer = p.receiving.open("r", p.prefill.me, 0, 16, TARGET)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, 16, TARGET, "memory")
     with pytest.raises(Overloaded, match="1 hand-off sessions"):
-        p.receiving.open("r", p.prefill.me, 0, 16, TARGET)
+        p.receiving.open("r", p.prefill.me, 0, 16, TARGET, "memory")
     p.sending.open(offer, p.decode.me)
     with pytest.raises(Overloaded, match="1 hand-off sessions"):
         p.sending.open(offer, p.decode.me)
@@ -312,4 +349,4 @@ def test_open_sessions_are_bounded() -> None:
 def test_blocks_that_do_not_cover_the_positions_are_a_bug() -> None:
     p = pair()
     with pytest.raises(InvariantBroken, match="do not fit"):
-        p.receiving.open("r", p.prefill.me, 0, 97, TARGET)
+        p.receiving.open("r", p.prefill.me, 0, 97, TARGET, "memory")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from ekiden.core.errors import ReplicaFailed, SetupError
-from kv_transfer.transports import open_transport
+from kv_transfer.options import PortOptions
+from kv_transfer.poller import Poller
+from kv_transfer.transports import open_transports
 from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Transport
+from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
+from kv_transfer.transports.shm import ShmTransport
+from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.ucx import UcxTransport
 
 DEADLINE_S = 10.0
@@ -41,17 +47,34 @@ class Ends:
         while sum(isinstance(e, kind) for e in self.events[end]) < count:
             assert time.monotonic() < until, f"only {self.events} came"
             for other in self.open:
-                self.events[other] += other.poll(0.005)
+                self.events[other] += poll(other, 0.005)
         found = [e for e in self.events[end] if isinstance(e, kind)][:count]
         for event in found:
             self.events[end].remove(event)
         return found
 
 
-@pytest.fixture(params=["memory", "ucx"])
+def poll(end: Transport, timeout_s: float) -> list[Event]:
+    """What a port does: look, sleep no longer than the wire allows, look again."""
+    if events := end.poll():
+        return events
+    poller = Poller(end.fds)
+    poller.sleep(min(timeout_s, end.idle()))
+    poller.close()
+    return end.poll()
+
+
+@pytest.fixture(params=["memory", "mapped_memory", "ucx", "tcp", "shm"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     hub = Hub()
-    ends = Ends(UcxTransport if request.param == "ucx" else lambda: MemoryTransport(hub))
+    makers: dict[str, Callable[[], Transport]] = {
+        "memory": lambda: MemoryTransport(hub),
+        "mapped_memory": lambda: MappedMemoryTransport(hub),
+        "ucx": UcxTransport,
+        "tcp": TcpTransport,
+        "shm": ShmTransport,
+    }
+    ends = Ends(makers[request.param])
     yield ends
     ends.close(ends.a)
     ends.close(ends.b)
@@ -145,25 +168,12 @@ def test_the_end_of_a_peer_is_told(ends: Ends) -> None:
     assert ends.wait(ends.a, PeerLost)[0].peer == ends.to_b
 
 
-def test_wake_ends_a_poll(ends: Ends) -> None:
-    while ends.a.poll(0.05):
-        pass
-    waker = threading.Timer(0.05, ends.a.wake)
-    waker.start()
-    until = time.monotonic() + DEADLINE_S
-    begun = time.thread_time()
-    ends.a.poll(DEADLINE_S)
-    assert time.monotonic() < until
-    assert time.thread_time() - begun < 0.5
-    waker.join()
-
-
 def test_an_idle_poll_sleeps(ends: Ends) -> None:
     deliver(ends, 1, 200_000)
     begun, polls = time.thread_time(), 0
     until = time.monotonic() + 0.5
     while (left := until - time.monotonic()) > 0:
-        ends.a.poll(left)
+        poll(ends.a, left)
         polls += 1
     assert polls < 50
     assert time.thread_time() - begun < 0.2
@@ -176,8 +186,17 @@ def test_what_is_no_endpoint_is_refused(ends: Ends, garbage: bytes) -> None:
 
 
 def test_an_unknown_wire_is_refused_with_the_choices() -> None:
-    with pytest.raises(SetupError, match=r"pigeon.*ucx or memory"):
-        open_transport("pigeon")
+    with pytest.raises(SetupError, match=r"pigeon.*shm, ucx, tcp"):
+        open_transports(PortOptions(transports=("pigeon",)), None)
+
+
+def test_of_several_wires_those_that_cannot_run_are_left_out_or_refused(tmp_path: Path) -> None:
+    nowhere = PortOptions(transports=("shm", "tcp"), shm_folder=str(tmp_path / "no" / "folder"))
+    with pytest.raises(SetupError, match=r"--kv-shm-dir .*no/folder"):
+        open_transports(nowhere, None)
+    left = open_transports(msgspec.structs.replace(nowhere, all_needed=False), None)
+    assert list(left) == ["tcp"]
+    left["tcp"].close()
 
 
 def test_memory_that_cannot_be_registered_is_a_setup_error() -> None:

@@ -1,4 +1,4 @@
-"""Hand-offs between two real processes over UCX: equality to the bit, and what goes wrong."""
+"""Hand-offs between real processes over every wire: equality to the bit, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ LIMITS = TransferLimits(segment_tokens=32, first_bytes_s=20.0, stall_s=3.0, base
 class Prefill:
     """A child process that is a prefill replica."""
 
-    def __init__(self, kv: KvLayout, epoch: int) -> None:
+    def __init__(self, kv: KvLayout, epoch: int, wire: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(RIG / "kv_child.py"), pack(kv), str(epoch)],
+            [sys.executable, str(RIG / "kv_child.py"), pack(kv), str(epoch), wire],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,12 +77,13 @@ class Prefill:
 class Bench:
     """A decode replica in this process, and prefill replicas in children."""
 
-    def __init__(self, decode: KvLayout, blocks: int = 64) -> None:
-        self.decode = Replica(decode, "decode", epoch=22, blocks=blocks, limits=LIMITS)
+    def __init__(self, decode: KvLayout, wire: str, blocks: int = 64) -> None:
+        self.wire = wire
+        self.decode = Replica(decode, "decode", wire, epoch=22, blocks=blocks, limits=LIMITS)
         self.children: list[Prefill] = []
 
     def prefill(self, kv: KvLayout) -> Prefill:
-        self.children.append(Prefill(kv, 100 + len(self.children)))
+        self.children.append(Prefill(kv, 100 + len(self.children), self.wire))
         return self.children[-1]
 
     def begin(
@@ -95,7 +96,8 @@ class Bench:
         start: int = 0,
     ) -> int:
         """Open a hand-off whose first ``computed`` positions prefill has."""
-        session, offer = self.decode.sessions.open("r", prefill.me, start, tokens, blocks)
+        sessions = self.decode.sessions
+        session, offer = sessions.open("r", prefill.me, start, tokens, blocks, self.wire)
         prefill.tell(
             "open",
             offer=base64.b64encode(offer).decode(),
@@ -148,12 +150,16 @@ class Bench:
             child.close()
 
 
-@pytest.fixture
+WIRES = {"ucx": "ucx/tcp", "tcp": "tcp", "shm": "shm"}
+"""By name: what is really used."""
+
+
+@pytest.fixture(params=["ucx", "shm", pytest.param("tcp", marks=pytest.mark.slow)])
 def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
     def make(decode: KvLayout) -> Bench:
-        made.append(Bench(decode))
+        made.append(Bench(decode, request.param))
         return made[-1]
 
     yield make
@@ -186,7 +192,7 @@ def test_what_arrives_is_what_was_sent_to_the_bit(bench: Callable[..., Bench], c
         blocks = [(i * 5 + 3) % 64 for i in range(64)]
         session = pair.begin(prefill, tokens, blocks, tokens, seed, start)
         arrived = pair.finish(prefill, session)
-        assert arrived.wire == "ucx/tcp"
+        assert arrived.wire == WIRES[pair.wire]
         assert arrived.bytes == (tokens - start) * target.token_bytes()
         assert pair.equal(blocks, tokens, seed, start)
     assert pair.decode.sessions.open_count == 0
