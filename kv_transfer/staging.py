@@ -1,11 +1,11 @@
 """Staging: the only memory a wire ever touches, and the copies between it and the cache.
 
-Legend of shapes: B blocks, H KV heads, L layers, 2 (K and V), S block size, D head_dim;
-n positions that lie together.
+Legend of shapes: B blocks, H KV heads, L layers, 2 (K and V), S block size, R row.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +14,7 @@ import torch
 import xxhash
 
 from ekiden.core.errors import InvariantBroken
+from kv_transfer.boxes import Places, copy_units, native_available
 from kv_transfer.reshard import Run, places
 
 TRAILER = struct.Struct("<QQ")
@@ -33,6 +34,7 @@ class Slots:
         self._bytes = self._arena.numpy().data
         # Last in, first out: the slot used last is the one still in the processor's cache.
         self._free = list(range(count))
+        native_available()  # built now, if it must be, and not while a message waits
 
     @property
     def arena(self) -> memoryview:
@@ -69,44 +71,53 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Sequence[int]
 
 
-def gather(cache_BHL2SD: torch.Tensor, part: Slice, staging: torch.Tensor) -> None:
+def gather(cache_BHL2SR: torch.Tensor, part: Slice, staging: torch.Tensor) -> None:
     """Copy ``part`` of the cache into ``staging`` (uint8, exactly its size), canonical order."""
-    for spot_HL2nD, packed_HL2nD in _matched(cache_BHL2SD, part, staging):
-        packed_HL2nD.copy_(spot_HL2nD)
+    message = _in_message(staging, cache_BHL2SR[:, part.heads, part.layers], part.runs)
+    for run, packed in zip(part.runs, message, strict=True):
+        copy_units(_in_cache(cache_BHL2SR, part, run), packed, run.tokens)
 
 
-def scatter(staging: torch.Tensor, part: Slice, cache_BHL2SD: torch.Tensor) -> None:
+def scatter(staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor) -> None:
     """The inverse of ``gather``: bit for bit, and no other element of the cache is written."""
-    for spot_HL2nD, packed_HL2nD in _matched(cache_BHL2SD, part, staging):
-        spot_HL2nD.copy_(packed_HL2nD)
+    message = _in_message(staging, cache_BHL2SR[:, part.heads, part.layers], part.runs)
+    for run, packed in zip(part.runs, message, strict=True):
+        copy_units(packed, _in_cache(cache_BHL2SR, part, run), run.tokens, streamed=True)
 
 
 def move(
-    source_BHL2SD: torch.Tensor, source: Slice, target_BHL2SD: torch.Tensor, target: Slice
+    source_BHL2SR: torch.Tensor, source: Slice, target_BHL2SR: torch.Tensor, target: Slice
 ) -> None:
     """Copy ``source`` of one cache straight to ``target`` of another, of the same runs and the same
-    number of heads and layers; block sizes may differ. No other element is written."""
-    pairs = zip(_spots(source_BHL2SD, source), _spots(target_BHL2SD, target), strict=True)
-    for from_HL2nD, to_HL2nD in pairs:
-        to_HL2nD.copy_(from_HL2nD)
+    number of heads and layers; block sizes may differ. No other element is written.
+
+    Raises:
+        InvariantBroken: the two do not match, or a block is not in its cache.
+    """
+    for there, here in zip(source.runs, target.runs, strict=True):
+        from_places = _in_cache(source_BHL2SR, source, there)
+        to_places = _in_cache(target_BHL2SR, target, here)
+        copy_units(from_places, to_places, here.tokens, streamed=True)
 
 
-def _spots(cache_BHL2SD: torch.Tensor, part: Slice) -> Iterator[torch.Tensor]:
-    """The place in the cache of each unit, [heads, layers, 2, tokens, row]."""
-    for run in part.runs:
-        for block, offset in places(run, part.blocks, cache_BHL2SD.shape[4]):
-            yield cache_BHL2SD[block, part.heads, part.layers, :, offset : offset + run.tokens]
+def _in_cache(cache_BHL2SR: torch.Tensor, part: Slice, run: Run) -> Places:
+    share_BHL2SR = cache_BHL2SR[:, part.heads, part.layers]
+    return Places(share_BHL2SR, places(run, part.blocks, cache_BHL2SR.shape[4]))
 
 
-def _matched(
-    cache_BHL2SD: torch.Tensor, part: Slice, staging: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(in the cache, in the staging) of each unit. One copy a unit: a call of ``index_select``
-    was not faster, and ``index_copy_`` reached a fifth of this (31 GB/s in cache)."""
-    packed, at = staging.view(cache_BHL2SD.dtype), 0
-    for spot in _spots(cache_BHL2SD, part):
-        yield spot, packed[at : at + spot.numel()].view(spot.shape)
-        at += spot.numel()
+def _in_message(
+    staging: torch.Tensor, like_BHL2SR: torch.Tensor, runs: Sequence[Run]
+) -> Iterator[Places]:
+    """Of each run, in order: units one behind the other, [heads, layers, 2, tokens, row] each."""
+    packed, at = staging.view(like_BHL2SR.dtype), 0
+    _, heads, layers, two, _, row = like_BHL2SR.shape
+    for run in runs:
+        shape = (run.count, heads, layers, two, run.tokens, row)
+        end = at + math.prod(shape)
+        yield Places(packed[at:end].view(shape), [(unit, 0) for unit in range(run.count)])
+        at = end
+    if at != packed.numel():
+        raise InvariantBroken(f"a message of {packed.numel()} elements should have {at}")
 
 
 def seal_message(message: memoryview, tag: int) -> int:
