@@ -15,6 +15,7 @@ import xxhash
 
 from ekiden.core.errors import InvariantBroken
 from kv_transfer.boxes import Places, copy_units, native_available
+from kv_transfer.convert import copy_converted, kv_dtype, row_width
 from kv_transfer.reshard import Run, places
 
 TRAILER = struct.Struct("<QQ")
@@ -72,32 +73,48 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gather(cache_BHL2SR: torch.Tensor, part: Slice, staging: torch.Tensor) -> None:
-    """Copy ``part`` of the cache into ``staging`` (uint8, exactly its size), canonical order."""
-    message = _in_message(staging, cache_BHL2SR[:, part.heads, part.layers], part.runs)
+    """Copy ``part`` of the cache into ``staging`` (uint8, exactly its size), canonical order.
+
+    Raises:
+        InvariantBroken: ``staging`` has another size, or a block is not in the cache.
+    """
+    message = _in_message(staging, part, cache_BHL2SR, cache_BHL2SR.dtype)
     for run, packed in zip(part.runs, message, strict=True):
         copy_units(_in_cache(cache_BHL2SR, part, run), packed, run.tokens)
 
 
-def scatter(staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor) -> None:
-    """The inverse of ``gather``: bit for bit, and no other element of the cache is written."""
-    message = _in_message(staging, cache_BHL2SR[:, part.heads, part.layers], part.runs)
+def scatter(
+    staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor, dtype: str | None = None
+) -> None:
+    """The inverse of ``gather``, and no other element of the cache is written.
+
+    ``dtype``: the KV dtype that ``staging`` was gathered in (a key of ``KV_BYTES``), if it may be
+    another than the cache's: rows are converted. The same one moves bit for bit.
+
+    Raises:
+        InvariantBroken: ``staging`` has another size, or a block is not in the cache.
+    """
+    kind = cache_BHL2SR.dtype if dtype is None else kv_dtype(dtype)
+    message = _in_message(staging, part, cache_BHL2SR, kind)
     for run, packed in zip(part.runs, message, strict=True):
-        copy_units(packed, _in_cache(cache_BHL2SR, part, run), run.tokens, streamed=True)
+        copy_converted(packed, _in_cache(cache_BHL2SR, part, run), run.tokens)
 
 
 def move(
     source_BHL2SR: torch.Tensor, source: Slice, target_BHL2SR: torch.Tensor, target: Slice
 ) -> None:
     """Copy ``source`` of one cache straight to ``target`` of another, of the same runs and the same
-    number of heads and layers; block sizes may differ. No other element is written.
+    number of heads and layers. Block sizes may differ, and dtypes: rows are converted then. No
+    other element is written.
 
     Raises:
         InvariantBroken: the two do not match, or a block is not in its cache.
     """
-    for there, here in zip(source.runs, target.runs, strict=True):
-        from_places = _in_cache(source_BHL2SR, source, there)
-        to_places = _in_cache(target_BHL2SR, target, here)
-        copy_units(from_places, to_places, here.tokens, streamed=True)
+    if source.runs != target.runs:
+        raise InvariantBroken(f"runs {source.runs} cannot move to {target.runs}")
+    for run in source.runs:
+        there = _in_cache(source_BHL2SR, source, run)
+        copy_converted(there, _in_cache(target_BHL2SR, target, run), run.tokens)
 
 
 def _in_cache(cache_BHL2SR: torch.Tensor, part: Slice, run: Run) -> Places:
@@ -106,18 +123,21 @@ def _in_cache(cache_BHL2SR: torch.Tensor, part: Slice, run: Run) -> Places:
 
 
 def _in_message(
-    staging: torch.Tensor, like_BHL2SR: torch.Tensor, runs: Sequence[Run]
+    staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor, dtype: torch.dtype
 ) -> Iterator[Places]:
-    """Of each run, in order: units one behind the other, [heads, layers, 2, tokens, row] each."""
-    packed, at = staging.view(like_BHL2SR.dtype), 0
-    _, heads, layers, two, _, row = like_BHL2SR.shape
-    for run in runs:
-        shape = (run.count, heads, layers, two, run.tokens, row)
-        end = at + math.prod(shape)
-        yield Places(packed[at:end].view(shape), [(unit, 0) for unit in range(run.count)])
-        at = end
-    if at != packed.numel():
-        raise InvariantBroken(f"a message of {packed.numel()} elements should have {at}")
+    """Of each run, in order: units one behind the other, [heads, layers, 2, tokens, row] each, the
+    rows of ``dtype``."""
+    packed, row = staging.view(dtype), row_width(cache_BHL2SR, dtype)
+    _, heads, layers, two, _, _ = cache_BHL2SR[:, part.heads, part.layers].shape
+    shapes = [(run.count, heads, layers, two, run.tokens, row) for run in part.runs]
+    sizes = [math.prod(shape) for shape in shapes]
+    if sum(sizes) != packed.numel():
+        raise InvariantBroken(f"a message of {packed.numel()} elements should have {sum(sizes)}")
+    at = 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        units = packed[at : at + size].view(shape)
+        yield Places(units, [(unit, 0) for unit in range(len(units))])
+        at += size
 
 
 def seal_message(message: memoryview, tag: int) -> int:
