@@ -1,11 +1,11 @@
 """Staging: the only memory a wire ever touches, and the copies between it and the cache.
 
-Legend of shapes: B blocks, H KV heads, L layers, 2 (K and V), S block size, D head_dim;
-n positions that lie together.
+Legend of shapes: B blocks, H KV heads, L layers, 2 (K and V), S block size, R row.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +14,8 @@ import torch
 import xxhash
 
 from ekiden.core.errors import InvariantBroken
+from kv_transfer.boxes import Places, copy_units, native_available
+from kv_transfer.convert import copy_converted, kv_dtype, row_width
 from kv_transfer.reshard import Run, places
 
 TRAILER = struct.Struct("<QQ")
@@ -33,6 +35,7 @@ class Slots:
         self._bytes = self._arena.numpy().data
         # Last in, first out: the slot used last is the one still in the processor's cache.
         self._free = list(range(count))
+        native_available()  # built now, if it must be, and not while a message waits
 
     @property
     def arena(self) -> memoryview:
@@ -69,44 +72,72 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     blocks: Sequence[int]
 
 
-def gather(cache_BHL2SD: torch.Tensor, part: Slice, staging: torch.Tensor) -> None:
-    """Copy ``part`` of the cache into ``staging`` (uint8, exactly its size), canonical order."""
-    for spot_HL2nD, packed_HL2nD in _matched(cache_BHL2SD, part, staging):
-        packed_HL2nD.copy_(spot_HL2nD)
+def gather(cache_BHL2SR: torch.Tensor, part: Slice, staging: torch.Tensor) -> None:
+    """Copy ``part`` of the cache into ``staging`` (uint8, exactly its size), canonical order.
+
+    Raises:
+        InvariantBroken: ``staging`` has another size, or a block is not in the cache.
+    """
+    message = _in_message(staging, part, cache_BHL2SR, cache_BHL2SR.dtype)
+    for run, packed in zip(part.runs, message, strict=True):
+        copy_units(_in_cache(cache_BHL2SR, part, run), packed, run.tokens)
 
 
-def scatter(staging: torch.Tensor, part: Slice, cache_BHL2SD: torch.Tensor) -> None:
-    """The inverse of ``gather``: bit for bit, and no other element of the cache is written."""
-    for spot_HL2nD, packed_HL2nD in _matched(cache_BHL2SD, part, staging):
-        spot_HL2nD.copy_(packed_HL2nD)
+def scatter(
+    staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor, dtype: str | None = None
+) -> None:
+    """The inverse of ``gather``, and no other element of the cache is written.
+
+    ``dtype``: the KV dtype that ``staging`` was gathered in (a key of ``KV_BYTES``), if it may be
+    another than the cache's: rows are converted. The same one moves bit for bit.
+
+    Raises:
+        InvariantBroken: ``staging`` has another size, or a block is not in the cache.
+    """
+    kind = cache_BHL2SR.dtype if dtype is None else kv_dtype(dtype)
+    message = _in_message(staging, part, cache_BHL2SR, kind)
+    for run, packed in zip(part.runs, message, strict=True):
+        copy_converted(packed, _in_cache(cache_BHL2SR, part, run), run.tokens)
 
 
 def move(
-    source_BHL2SD: torch.Tensor, source: Slice, target_BHL2SD: torch.Tensor, target: Slice
+    source_BHL2SR: torch.Tensor, source: Slice, target_BHL2SR: torch.Tensor, target: Slice
 ) -> None:
     """Copy ``source`` of one cache straight to ``target`` of another, of the same runs and the same
-    number of heads and layers; block sizes may differ. No other element is written."""
-    pairs = zip(_spots(source_BHL2SD, source), _spots(target_BHL2SD, target), strict=True)
-    for from_HL2nD, to_HL2nD in pairs:
-        to_HL2nD.copy_(from_HL2nD)
+    number of heads and layers. Block sizes may differ, and dtypes: rows are converted then. No
+    other element is written.
+
+    Raises:
+        InvariantBroken: the two do not match, or a block is not in its cache.
+    """
+    if source.runs != target.runs:
+        raise InvariantBroken(f"runs {source.runs} cannot move to {target.runs}")
+    for run in source.runs:
+        there = _in_cache(source_BHL2SR, source, run)
+        copy_converted(there, _in_cache(target_BHL2SR, target, run), run.tokens)
 
 
-def _spots(cache_BHL2SD: torch.Tensor, part: Slice) -> Iterator[torch.Tensor]:
-    """The place in the cache of each unit, [heads, layers, 2, tokens, row]."""
-    for run in part.runs:
-        for block, offset in places(run, part.blocks, cache_BHL2SD.shape[4]):
-            yield cache_BHL2SD[block, part.heads, part.layers, :, offset : offset + run.tokens]
+def _in_cache(cache_BHL2SR: torch.Tensor, part: Slice, run: Run) -> Places:
+    share_BHL2SR = cache_BHL2SR[:, part.heads, part.layers]
+    return Places(share_BHL2SR, places(run, part.blocks, cache_BHL2SR.shape[4]))
 
 
-def _matched(
-    cache_BHL2SD: torch.Tensor, part: Slice, staging: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(in the cache, in the staging) of each unit. One copy a unit: a call of ``index_select``
-    was not faster, and ``index_copy_`` reached a fifth of this (31 GB/s in cache)."""
-    packed, at = staging.view(cache_BHL2SD.dtype), 0
-    for spot in _spots(cache_BHL2SD, part):
-        yield spot, packed[at : at + spot.numel()].view(spot.shape)
-        at += spot.numel()
+def _in_message(
+    staging: torch.Tensor, part: Slice, cache_BHL2SR: torch.Tensor, dtype: torch.dtype
+) -> Iterator[Places]:
+    """Of each run, in order: units one behind the other, [heads, layers, 2, tokens, row] each, the
+    rows of ``dtype``."""
+    packed, row = staging.view(dtype), row_width(cache_BHL2SR, dtype)
+    _, heads, layers, two, _, _ = cache_BHL2SR[:, part.heads, part.layers].shape
+    shapes = [(run.count, heads, layers, two, run.tokens, row) for run in part.runs]
+    sizes = [math.prod(shape) for shape in shapes]
+    if sum(sizes) != packed.numel():
+        raise InvariantBroken(f"a message of {packed.numel()} elements should have {sum(sizes)}")
+    at = 0
+    for shape, size in zip(shapes, sizes, strict=True):
+        units = packed[at : at + size].view(shape)
+        yield Places(units, [(unit, 0) for unit in range(len(units))])
+        at += size
 
 
 def seal_message(message: memoryview, tag: int) -> int:

@@ -1,0 +1,121 @@
+"""Copies units of KV between memories that are laid out differently: a cache, a message.
+
+A unit is some positions that lie together in both: a box [heads, layers, 2, tokens, row]. The
+native library copies all the units of a run in one call, without the GIL; where there is none,
+torch copies one after the other.
+
+Legend of shapes: U units or blocks, H KV heads, L layers, 2 (K and V), S positions, R row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from ekiden.core.errors import InvariantBroken
+from ekiden.layers.backends.native.build import NativeUnavailable
+from ekiden.layers.backends.native.copies import copy_boxes
+from ekiden.layers.backends.native.library import load
+
+logger = logging.getLogger(__name__)
+
+
+class Places(NamedTuple):
+    """Where the units of a run lie: in ``memory``, at (block, offset) each."""
+
+    memory_UHL2SR: torch.Tensor
+    spots: Sequence[tuple[int, int]]
+
+
+@cache
+def native_available() -> bool:
+    """Loads the native copies, which may have to be built (10 s): call it at start-up."""
+    try:
+        load()
+    except NativeUnavailable as reason:
+        logger.warning("KV is copied by torch, at two thirds of the speed: %s", reason)
+        return False
+    return True
+
+
+def copy_units(source: Places, target: Places, tokens: int, *, streamed: bool = False) -> None:
+    """Copy every unit, of ``tokens`` positions, from its spot to its spot: the same bytes.
+
+    ``streamed``: the target is not read soon, and is written past the processor's cache.
+
+    Raises:
+        InvariantBroken: the two sides do not match, or a unit lies outside its memory.
+    """
+    _check(source, target, tokens)
+    memories = (source.memory_UHL2SR, target.memory_UHL2SR)
+    if native_available() and all(memory.device.type == "cpu" for memory in memories):
+        copy_native(source, target, tokens, streamed=streamed)
+    else:
+        copy_by_torch(source, target, tokens)
+
+
+def copy_by_torch(source: Places, target: Places, tokens: int) -> None:
+    """The slow reference; on any device."""
+    for (block, offset), (to_block, to_offset) in zip(source.spots, target.spots, strict=True):
+        unit_HL2SR = source.memory_UHL2SR[block, :, :, :, offset : offset + tokens]
+        target.memory_UHL2SR[to_block, :, :, :, to_offset : to_offset + tokens].copy_(unit_HL2SR)
+
+
+def copy_native(source: Places, target: Places, tokens: int, *, streamed: bool) -> None:
+    """Without any check: addresses are computed from shapes and strides."""
+    there, here = source.memory_UHL2SR, target.memory_UHL2SR
+    size = there.element_size()
+    copy_boxes(
+        there.data_ptr(),
+        _offsets(source),
+        here.data_ptr(),
+        _offsets(target),
+        [
+            (there.shape[1], there.stride(1) * size, here.stride(1) * size),
+            (there.shape[2] * 2, there.stride(3) * size, here.stride(3) * size),
+        ],
+        tokens * there.shape[5] * size,
+        streamed=streamed,
+    )
+
+
+def _offsets(places: Places) -> list[int]:
+    """Of each unit, in bytes."""
+    memory = places.memory_UHL2SR
+    block_bytes = memory.stride(0) * memory.element_size()
+    position_bytes = memory.stride(4) * memory.element_size()
+    return [block * block_bytes + offset * position_bytes for block, offset in places.spots]
+
+
+def _check(source: Places, target: Places, tokens: int) -> None:
+    there, here = source.memory_UHL2SR, target.memory_UHL2SR
+    unlike = (there.dtype, *there.shape[1:4], there.shape[5]) != (
+        here.dtype,
+        *here.shape[1:4],
+        here.shape[5],
+    )
+    if unlike or len(source.spots) != len(target.spots):
+        raise InvariantBroken(
+            f"{len(source.spots)} units of {there.dtype} {tuple(there.shape[1:])} cannot be copied "
+            f"to {len(target.spots)} of {here.dtype} {tuple(here.shape[1:])}"
+        )
+    for places in (source, target):
+        _check_spots(places, tokens)
+
+
+def _check_spots(places: Places, tokens: int) -> None:
+    memory, spots = places.memory_UHL2SR, places.spots
+    plane, row = memory.stride(3), memory.shape[5]
+    if memory.stride()[2:] != (2 * plane, plane, row, 1):
+        raise InvariantBroken("rows, and K and V of the layers, must lie one behind the other")
+    last = memory.shape[4] - tokens
+    for block, offset in spots:
+        if not (0 <= block < memory.shape[0] and 0 <= offset <= last):
+            raise InvariantBroken(
+                f"positions {offset} to {offset + tokens} of block {block} lie outside a cache of "
+                f"{memory.shape[0]} blocks of {memory.shape[4]}"
+            )
