@@ -22,6 +22,7 @@ from ekiden.service.replica import Replica
 from ekiden.service.servicer import check_model
 
 from .core import DecodeCore
+from .greeter import Greeter, prefill_candidates
 from .life import Life
 from .sinks import GenerateSink, ServeSink, Sink
 
@@ -40,6 +41,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         self._draining = False
         url = replica.config.redis_url
         self._watcher = Watcher(url) if url else None
+        self._greeter = Greeter(self.core, self._watcher) if self._watcher else None
 
     def register(self, server: RpcServer) -> None:
         decode_pb2_grpc.add_DecodeServicer_to_server(self, server.raw)
@@ -112,11 +114,7 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         if request.prefill or self._watcher is None:
             return [candidate_from_pb(item) for item in request.prefill]
         await self._watcher.start()
-        return [
-            PrefillCandidate(replica_id=r.id, address=r.address, epoch=r.epoch)
-            for r in self._watcher.replicas()
-            if r.role == "prefill" and r.model == self.core.me.model and r.status == "ready"
-        ]
+        return prefill_candidates(self._watcher.replicas(), self.core.me.model)
 
     def _submit(
         self, request: Request, candidates: Sequence[PrefillCandidate], sink: Sink
@@ -163,7 +161,8 @@ class DecodeService(decode_pb2_grpc.DecodeServicer):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._watcher is not None:
+        if self._watcher is not None and self._greeter is not None:
+            await self._greeter.close()
             await self._watcher.close()
         await self.core.close()
 

@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 PROBE_S = 5.0
 """For one measurement."""
-PROBE_BYTES = 32 << 20
-PROBE_FOR_S = 0.05
-"""The second measurement of a wire is as large as takes about this long, and not over PROBE_BYTES;
-the first is small, and makes the connections."""
+PROBE_BYTES = (64 << 10, 1 << 20, 8 << 20, 32 << 20)
+"""One after the other: the first makes the connections, the last is the largest."""
+LONG_ENOUGH_S = 0.02
+"""A measurement that took so long is not followed by a larger one."""
 CLEARLY_FASTER = 1.1
 """What a wire must be faster by to be taken before one that is better by nature."""
 
@@ -81,15 +81,16 @@ class WireChooser:
         self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub, wire: str
     ) -> Measured:
         """Raises ReplicaFailed: nothing comes over this wire."""
-        first = await self._probe(peer, stub, wire, 1)
-        if first is None or not first.seconds:
-            return Measured(wire)
-        rate = first.bytes / first.seconds
-        token_bytes = max(peer.kv.token_bytes(), 1)
-        wanted = int(min(PROBE_BYTES, rate * PROBE_FOR_S)) // token_bytes
-        again = await self._probe(peer, stub, wire, wanted) if wanted > peer.kv.block_size else None
-        best = again if again is not None and again.seconds else first
-        return Measured(wire, best.bytes / best.seconds)
+        best = 0.0
+        for size in PROBE_BYTES:
+            tokens = max(size // peer.kv.token_bytes(), 1)
+            found = await self._probe(peer, stub, wire, tokens)
+            if found is None or not found.seconds:
+                break
+            best = max(best, found.bytes / found.seconds)
+            if found.seconds > LONG_ENOUGH_S:
+                break
+        return Measured(wire, best)
 
     async def _probe(
         self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub, wire: str, tokens: int

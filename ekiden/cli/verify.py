@@ -63,7 +63,10 @@ def add_parser(commands: Any) -> None:
     for field in QUANTISED:
         add_options(parser, [o for o in ENGINE_OPTIONS if o.field == field], EngineConfig)
     parser.add_argument(
-        "--kv-transport", default="ucx", metavar="NAME", help="wire that carries KV (default: ucx)"
+        "--kv-transport",
+        default="auto",
+        metavar="NAMES",
+        help="wires that may carry KV, or auto (default: auto)",
     )
     parser.add_argument(
         "--cell-timeout", type=seconds, default=180.0, metavar="SECONDS",
@@ -91,7 +94,7 @@ def _run(args: argparse.Namespace) -> int:
             tokens=args.max_tokens,
             dtype=args.dtype,
             **{field: getattr(args, field) for field in QUANTISED},
-            transport=args.transport,
+            transport=args.kv_transport,
             cell_timeout_s=args.cell_timeout,
         )
     )

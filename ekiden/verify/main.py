@@ -38,7 +38,7 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
-    transport: str = "ucx"
+    transport: str = "auto"
     cell_timeout_s: float = 180.0
 
 

@@ -58,7 +58,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             *("--num-gpu-blocks-override", str(engine.num_gpu_blocks_override)),
             # Both replicas work at once: more threads than cores would wait for each other.
             *("--threads-per-rank", "1"),
-            *("--transport", self.transport, "--replica-id", name, "--enable-kv-debug"),
+            *("--kv-transport", self.transport, "--replica-id", name, "--enable-kv-debug"),
             *("--ready-file", str(ready), "--drain-grace", str(GRACE_S)),
         )
         return (*common, "--local-prefill-tokens", "0") if role == "decode" else common

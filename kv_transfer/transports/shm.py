@@ -11,17 +11,13 @@ reach. Containers need a folder that they share (any volume will do: the memory 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import secrets
 import socket
-import threading
 from pathlib import Path
-
-import numpy as np
 
 from ekiden.core.errors import ReplicaFailed, SetupError
 from kv_transfer.transports.base import Event, PeerLost
@@ -30,8 +26,6 @@ from kv_transfer.transports.stream import StreamTransport
 
 MAGIC = b"shm"
 BACKLOG = 256
-POPULATE_BYTES = 64 << 20
-_MADV_POPULATE_READ = 22
 _F_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4 | 0x10
 """F_SEAL_SEAL, SHRINK, GROW and FUTURE_WRITE: only mappings that exist may write."""
 
@@ -60,7 +54,8 @@ class ShmTransport(StreamTransport):
                 f"{error.strerror or error}"
             ) from error
         self._pool_fd: int | None = None
-        self._pools: dict[int, _Pool] = {}
+        self._pools: dict[int, memoryview] = {}
+        """Mapped until nobody holds the view any more."""
         super().__init__(MAGIC, listener, host_id() + b"|" + self._path.encode())
 
     def share(self, pool_fd: int | None) -> None:
@@ -70,7 +65,7 @@ class ShmTransport(StreamTransport):
 
     def pool(self, peer: int) -> memoryview | None:
         if (pool := self._pools.get(peer)) is not None:
-            return pool.bytes
+            return pool
         connection = self._peers.get(peer)
         if connection is None:
             raise ReplicaFailed("the connection is lost")
@@ -81,14 +76,12 @@ class ShmTransport(StreamTransport):
     def poll(self) -> list[Event]:
         events = super().poll()
         for event in events:
-            if isinstance(event, PeerLost) and (pool := self._pools.pop(event.peer, None)):
-                pool.close()
+            if isinstance(event, PeerLost):
+                self._pools.pop(event.peer, None)
         return events
 
     def close(self) -> None:
         super().close()
-        for pool in self._pools.values():
-            pool.close()
         self._pools.clear()
         if not self._path.startswith("\0"):
             with contextlib.suppress(OSError):
@@ -122,38 +115,10 @@ class ShmTransport(StreamTransport):
     def _welcomed(self, connection: Connection) -> None:
         if connection.passed_fd < 0:
             return
-        try:
-            pool = _Pool(connection.passed_fd)
-        finally:
-            os.close(connection.passed_fd)
-            connection.passed_fd = -1
-        self._pools[self._addresses[connection.peer]] = pool
-
-
-class _Pool:
-    """A mapped pool; a thread touches its pages, so that reading need not wait for them."""
-
-    def __init__(self, fd: int) -> None:
-        self._mapped = mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.bytes = memoryview(self._mapped)
-        self._closed = threading.Event()
-        self._toucher = threading.Thread(target=self._touch, name="kv-shm-touch", daemon=True)
-        self._toucher.start()
-
-    def close(self) -> None:
-        """The mapping itself goes when the last one who reads lets go of it."""
-        self._closed.set()
-
-    def _touch(self) -> None:
-        held = self.bytes
-        address = np.frombuffer(held, np.uint8).ctypes.data
-        libc = ctypes.CDLL(None)
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        for offset in range(0, held.nbytes, POPULATE_BYTES):
-            size = min(POPULATE_BYTES, held.nbytes - offset)
-            # A kernel that does not know this advice (before 5.14) lets readers touch the pages.
-            if self._closed.is_set() or libc.madvise(address + offset, size, _MADV_POPULATE_READ):
-                return
+        mapped = mmap.mmap(connection.passed_fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        os.close(connection.passed_fd)
+        connection.passed_fd = -1
+        self._pools[self._addresses[connection.peer]] = memoryview(mapped)
 
 
 def _path(folder: str) -> str:
