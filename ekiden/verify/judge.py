@@ -27,7 +27,7 @@ BOUNDS = {
     "int8": Bound(logprob=0.01, tie=0.02),
     "fp8_e4m3": Bound(logprob=0.01, tie=0.02),
 }
-"""By KV dtype. Where it is not float32, replicas that add in another order round a row otherwise."""
+"""By KV dtype. Replicas that add in another order may round a row of fewer bits otherwise."""
 
 
 def bound_of(*dtypes: str) -> Bound:
