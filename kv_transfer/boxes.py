@@ -18,7 +18,7 @@ import torch
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native.build import NativeUnavailable
-from ekiden.layers.backends.native.copies import copy_boxes
+from ekiden.layers.backends.native.copies import Axis, Boxes
 from ekiden.layers.backends.native.library import load
 
 logger = logging.getLogger(__name__)
@@ -50,12 +50,22 @@ def copy_units(source: Places, target: Places, tokens: int, *, streamed: bool = 
     Raises:
         InvariantBroken: the two sides do not match, or a unit lies outside its memory.
     """
-    _check(source, target, tokens)
-    memories = (source.memory_UHL2SR, target.memory_UHL2SR)
-    if native_available() and all(memory.device.type == "cpu" for memory in memories):
+    check_places(source, target, tokens)
+    there, here = source.memory_UHL2SR, target.memory_UHL2SR
+    if (there.dtype, there.shape[5]) != (here.dtype, here.shape[5]):
+        raise InvariantBroken(
+            f"rows of {there.shape[5]} {there.dtype} cannot be copied to rows of {here.shape[5]} "
+            f"{here.dtype}"
+        )
+    if use_native(source, target):
         copy_native(source, target, tokens, streamed=streamed)
     else:
         copy_by_torch(source, target, tokens)
+
+
+def use_native(source: Places, target: Places) -> bool:
+    memories = (source.memory_UHL2SR, target.memory_UHL2SR)
+    return native_available() and all(memory.device.type == "cpu" for memory in memories)
 
 
 def copy_by_torch(source: Places, target: Places, tokens: int) -> None:
@@ -66,20 +76,22 @@ def copy_by_torch(source: Places, target: Places, tokens: int) -> None:
 
 
 def copy_native(source: Places, target: Places, tokens: int, *, streamed: bool) -> None:
-    """Without any check: addresses are computed from shapes and strides."""
+    """Without any check."""
+    memory = source.memory_UHL2SR
+    piece = tokens * memory.shape[5] * memory.element_size()
+    native_boxes(source, target).copy(piece, streamed=streamed)
+
+
+def native_boxes(source: Places, target: Places) -> Boxes:
+    """The units as the native library takes them, by shapes and strides; both must stay alive."""
     there, here = source.memory_UHL2SR, target.memory_UHL2SR
-    size = there.element_size()
-    copy_boxes(
-        there.data_ptr(),
-        _offsets(source),
-        here.data_ptr(),
-        _offsets(target),
-        [
-            (there.shape[1], there.stride(1) * size, here.stride(1) * size),
-            (there.shape[2] * 2, there.stride(3) * size, here.stride(3) * size),
-        ],
-        tokens * there.shape[5] * size,
-        streamed=streamed,
+    sizes = there.element_size(), here.element_size()
+    heads, planes = (
+        Axis(count, there.stride(axis) * sizes[0], here.stride(axis) * sizes[1])
+        for count, axis in ((there.shape[1], 1), (there.shape[2] * 2, 3))
+    )
+    return Boxes(
+        there.data_ptr(), _offsets(source), here.data_ptr(), _offsets(target), heads, planes
     )
 
 
@@ -91,17 +103,17 @@ def _offsets(places: Places) -> list[int]:
     return [block * block_bytes + offset * position_bytes for block, offset in places.spots]
 
 
-def _check(source: Places, target: Places, tokens: int) -> None:
+def check_places(source: Places, target: Places, tokens: int) -> None:
+    """That both sides have the same units, heads and layers, and that every unit is inside.
+
+    Raises:
+        InvariantBroken: they have not, or one is not.
+    """
     there, here = source.memory_UHL2SR, target.memory_UHL2SR
-    unlike = (there.dtype, *there.shape[1:4], there.shape[5]) != (
-        here.dtype,
-        *here.shape[1:4],
-        here.shape[5],
-    )
-    if unlike or len(source.spots) != len(target.spots):
+    if there.shape[1:4] != here.shape[1:4] or len(source.spots) != len(target.spots):
         raise InvariantBroken(
-            f"{len(source.spots)} units of {there.dtype} {tuple(there.shape[1:])} cannot be copied "
-            f"to {len(target.spots)} of {here.dtype} {tuple(here.shape[1:])}"
+            f"{len(source.spots)} units of {tuple(there.shape[1:4])} cannot be copied to "
+            f"{len(target.spots)} of {tuple(here.shape[1:4])}"
         )
     for places in (source, target):
         _check_spots(places, tokens)

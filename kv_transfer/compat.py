@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ekiden.cache.layout import KV_BYTES
 from ekiden.core.errors import SetupError
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.reshard import check_layout
@@ -16,12 +17,11 @@ _EQUAL = (
     ("tokenizer_fingerprint", "tokenizer", "use the same tokenizer on both sides"),
     ("granule", "granule", "use the same release and options on both sides"),
     ("hash_scheme", "hash scheme", "run the same release on both sides"),
-    # Where KV is int8 or fp8 on both sides its own dtype does not tell; the tokens would.
+    # KV of another dtype is converted; weights and activations must be the same on both sides.
     ("dtype", "dtype of activations", "give both sides the same --dtype"),
 )
 _EQUAL_KV = (
     ("kind", "KV kind", "load the same model on both sides"),
-    ("dtype", "KV dtype", "give both sides the same --dtype and --kv-cache-dtype"),
     ("num_layers", "number of layers", "load the same model on both sides"),
     ("num_kv_heads", "number of KV heads", "load the same model on both sides"),
     ("head_dim", "head dimension", "load the same model on both sides"),
@@ -29,7 +29,7 @@ _EQUAL_KV = (
 
 
 def check_pair(prefill: ReplicaDescription, decode: ReplicaDescription) -> None:
-    """Return if the two can work together. Different TP, PP and block sizes are converted.
+    """Return if the two can work together. TP, PP, block size and KV dtype may differ.
 
     Raises:
         SetupError: they cannot; one sentence with both values and what to do.
@@ -42,6 +42,7 @@ def check_pair(prefill: ReplicaDescription, decode: ReplicaDescription) -> None:
     common_wires(prefill, decode)
     _check_lengths(prefill, decode)
     for replica in (prefill, decode):
+        _check_dtype(replica)
         _check_blocks(replica)
         _check_ranks(replica)
 
@@ -83,6 +84,14 @@ def _check_lengths(prefill: ReplicaDescription, decode: ReplicaDescription) -> N
             f"prefill {prefill.replica_id} takes prompts of up to {prefill.max_model_len} tokens "
             f"but decode {decode.replica_id} holds only {decode.max_model_len}: lower "
             "--max-model-len of prefill or raise that of decode"
+        )
+
+
+def _check_dtype(replica: ReplicaDescription) -> None:
+    if replica.kv.dtype not in KV_BYTES:
+        raise SetupError(
+            f"{replica.role} {replica.replica_id} keeps KV as {replica.kv.dtype}, which cannot be "
+            f"converted: use one of {', '.join(KV_BYTES)}"
         )
 
 

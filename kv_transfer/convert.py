@@ -3,7 +3,7 @@
 What arrives is what decode's own kernels would have written of the same numbers, to the bit: floats
 are rounded to the nearest (halves to even); quantised rows are read as float32 first.
 
-Legend of shapes: as in ``boxes.py``; D head dim.
+Legend of shapes: as in ``boxes.py``; T tokens of a unit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from ekiden.cache.layout import SCALE_BYTES
 from ekiden.cache.scaled import LARGEST, pack_rows
 from ekiden.cache.tensors import KV_TORCH_DTYPES, as_numbers, as_stored
-from ekiden.core.errors import SetupError
-from kv_transfer.boxes import Places, copy_units
+from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.layers.backends.native.copies import MOST_NUMBERS
+from kv_transfer.boxes import Places, check_places, copy_units, native_boxes, use_native
 
 CHUNK_BYTES = 1 << 20
 """Converted at once, or one unit: what is made of it stays in the processor's cache."""
@@ -57,15 +58,36 @@ def copy_converted(source: Places, target: Places, tokens: int) -> None:
     Raises:
         InvariantBroken: the two sides do not match, or a unit lies outside its memory.
     """
-    dtype = target.memory_UHL2SR.dtype
-    if source.memory_UHL2SR.dtype == dtype:
+    there, here = source.memory_UHL2SR, target.memory_UHL2SR
+    if there.dtype == here.dtype:
         copy_units(source, target, tokens, streamed=True)
         return
+    check_places(source, target, tokens)
+    if there.shape[5] != row_width(here, there.dtype):
+        raise InvariantBroken(
+            f"rows of {there.shape[5]} {there.dtype} cannot become rows of {here.shape[5]} "
+            f"{here.dtype}"
+        )
+    if use_native(source, target) and row_width(here, torch.float32) <= MOST_NUMBERS:
+        convert_native(source, target, tokens)
+    else:
+        convert_by_torch(source, target, tokens)
+
+
+def convert_native(source: Places, target: Places, tokens: int) -> None:
+    """Without any check: row by row, straight from one memory to the other."""
+    there, here = source.memory_UHL2SR, target.memory_UHL2SR
+    width = row_width(here, torch.float32)
+    native_boxes(source, target).convert(tokens, width, there.dtype, here.dtype)
+
+
+def convert_by_torch(source: Places, target: Places, tokens: int) -> None:
+    """The slow reference; on any device. Some units at once, by way of memory of its own."""
     for first in range(0, len(source.spots), step := _units_at_once(source, tokens)):
         part = slice(first, first + step)
-        rows_UHL2TR = convert_rows(_packed(source, part, tokens), dtype)
+        rows_UHL2TR = convert_rows(_packed(source, part, tokens), target.memory_UHL2SR.dtype)
         packed = Places(rows_UHL2TR, [(unit, 0) for unit in range(len(rows_UHL2TR))])
-        copy_units(packed, target._replace(spots=target.spots[part]), tokens, streamed=True)
+        copy_units(packed, target._replace(spots=target.spots[part]), tokens)
 
 
 def _units_at_once(places: Places, tokens: int) -> int:

@@ -268,7 +268,7 @@ class Inbound(Direction[_Receiving]):
         unit = reshard.unit_tokens(order.layout, self._layout)
         runs = tuple(reshard.runs(start, end, unit))
         part = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
-        scatter(staging, part, self._cache)
+        scatter(staging, part, self._cache, order.layout.dtype)
 
     def _tell(self, session: int, receiving: _Receiving) -> None:
         ledger, now = receiving.ledger, self._clock.now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import grpc
 import msgspec
@@ -13,18 +13,16 @@ from ekiden.cache.layout import KvLayout
 from ekiden.core.types import Completion, PrefillCandidate, Request
 from ekiden.rpc import decode_pb2, decode_pb2_grpc, replica_pb2, replica_pb2_grpc
 from ekiden.rpc.channel import open_channel
-from ekiden.rpc.convert import candidate_to_pb, completion_from_pb, request_to_pb
+from ekiden.rpc.convert import candidate_to_pb, completion_from_pb, delta_from_pb, request_to_pb
 
-from .compare import (
-    Bits,
-    KvDifference,
-    Reference,
-    first_difference,
-    first_kv_difference,
-    rank_bits,
-    whole_cache,
-)
-from .reference import greedy
+from .compare import Bits, Reference, rank_bits, whole_cache
+from .judge import bound_of, check_kv, check_output
+from .outcome import CellFailed, Outcome
+from .reference import Record, greedy
+
+IDLE_S = 5.0
+"""For both replicas to let go of everything once the last answer is through."""
+LOOK_S = 0.02
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,34 +33,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     model: str
 
 
-class Outcome(msgspec.Struct, kw_only=True):
-    """What became of one cell."""
-
-    status: str = "equal"
-    """``equal``, ``refused``, ``differs``, ``hung`` or ``failed``."""
-    detail: str = ""
-    prompts: int = 0
-    tokens: int = 0
-    ties: int = 0
-    kv_bytes: int = 0
-    kv_tokens_compared: int = 0
-
-    @property
-    def ok(self) -> bool:
-        return self.status in ("equal", "refused")
-
-
-class CellFailed(Exception):
-    """The cell is decided; carries status and detail."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-
-
 async def run_cell(
-    prefill: Peer, decode: Peer, references: Sequence[Reference], salt: str, timeout_s: float
+    prefill: Peer, decode: Peer, references: Mapping[str, Reference], salt: str, timeout_s: float
 ) -> Outcome:
     """Run every prompt through the pair and compare tokens and KV with the truth.
 
@@ -82,16 +54,17 @@ async def run_cell(
 
 
 async def _check_prompts(
-    prefill: Peer, decode: Peer, references: Sequence[Reference], salt: str, outcome: Outcome
+    prefill: Peer, decode: Peer, references: Mapping[str, Reference], salt: str, outcome: Outcome
 ) -> None:
     async with (
         open_channel(decode.candidate.address) as decode_channel,
         open_channel(prefill.candidate.address) as prefill_channel,
     ):
         cell = _Cell(prefill, decode, decode_channel, prefill_channel, salt, outcome)
-        tasks = [asyncio.ensure_future(cell.check(n, r)) for n, r in enumerate(references)]
+        tasks = [asyncio.ensure_future(cell.check(n, r)) for n, r in references.items()]
         try:
             await asyncio.gather(*tasks)
+            await cell.check_idle()
         finally:
             for task in tasks:
                 task.cancel()
@@ -119,40 +92,44 @@ class _Cell:
         }
         self._salt = salt
         self._outcome = outcome
+        self._same_kv = prefill.layout.dtype == decode.layout.dtype
+        self._bound = bound_of(prefill.layout.dtype, decode.layout.dtype)
 
-    async def check(self, number: int, reference: Reference) -> None:
+    async def check(self, name: str, reference: Reference) -> None:
         """One prompt, going on with the reference's token behind each tie."""
         start, attempt, total = 0, 0, len(reference.tokens)
         while start < total:
             prompt = reference.prompt + reference.tokens[:start]
             # A retry behind a tie must not find the first attempt's KV in a cache.
-            salt = f"{self._salt}/{number}/{attempt}"
-            tokens, completion = await self._generate(prompt, number, total - start, salt)
+            salt = f"{self._salt}/{name}/{attempt}"
+            record, completion = await self._generate(prompt, total - start, salt)
             self._check_path(completion, len(prompt))
-            await self._check_kv(number, prompt, salt)
-            difference = first_difference(reference, tokens, start)
-            if difference is None:
-                break
-            if not difference.tie:
-                raise CellFailed(
-                    "differs",
-                    f"prompt {number} ({len(reference.prompt)} tokens), output position "
-                    f"{difference.position}: {difference.got} instead of {difference.expected}; "
-                    "the KV of its whole blocks is equal to the bit",
-                )
-            self._outcome.ties += 1
-            start, attempt = difference.position + 1, attempt + 1
+            await self._check_kv(name, prompt, salt)
+            start, attempt = self._judge(name, reference, record, start), attempt + 1
         self._outcome.prompts += 1
-        self._outcome.tokens += total
+
+    def _judge(self, name: str, reference: Reference, record: Record, start: int) -> int:
+        """From which output position the prompt must be tried again; its length if not at all."""
+        total = len(reference.tokens)
+        difference = check_output(
+            name, reference, record.tokens, record.tops, start, self._bound, self._outcome
+        )
+        if difference is None:
+            self._outcome.tokens += total - start
+            return total
+        self._outcome.tokens += difference.position + 1 - start
+        # Between two KV dtypes the truth cannot be followed: what decode's own tokens left in its
+        # cache was not converted, what prefill would send now is.
+        return difference.position + 1 if self._same_kv else total
 
     async def _generate(
-        self, prompt: tuple[int, ...], seed: int, max_tokens: int, salt: str
-    ) -> tuple[list[int], Completion]:
+        self, prompt: tuple[int, ...], max_tokens: int, salt: str
+    ) -> tuple[Record, Completion]:
         request = Request(
             request_id=f"verify-{salt}",
             model=self._decode.model,
             prompt=prompt,
-            sampling=greedy(seed + 1, max_tokens),
+            sampling=greedy(1, max_tokens),
             salt=salt,
         )
         call = self._generator.Generate(
@@ -160,11 +137,11 @@ class _Cell:
                 request=request_to_pb(request), prefill=[candidate_to_pb(self._prefill.candidate)]
             )
         )
-        tokens: list[int] = []
+        record = Record(prompt)
         async for event in call:
             if event.WhichOneof("kind") == "completion":
-                return tokens, completion_from_pb(event.completion)
-            tokens.extend(event.delta.tokens)
+                return record, completion_from_pb(event.completion)
+            record.add(delta_from_pb(event.delta))
         raise CellFailed("failed", "the stream ended without its completion")
 
     def _check_path(self, completion: Completion, prompt: int) -> None:
@@ -179,7 +156,7 @@ class _Cell:
             prompt
             * sum(r.num_heads * r.num_layers for r in self._decode.layout.ranks)
             * 2
-            * self._decode.layout.row_bytes
+            * self._prefill.layout.row_bytes
         )
         if completion.transfer.bytes != expected:
             raise CellFailed(
@@ -187,20 +164,17 @@ class _Cell:
             )
         self._outcome.kv_bytes += expected
 
-    async def _check_kv(self, number: int, prompt: tuple[int, ...], salt: str) -> None:
+    async def _check_kv(self, name: str, prompt: tuple[int, ...], salt: str) -> None:
         """The whole blocks that both sides still cache must be equal to the bit."""
-        size = max(self._prefill.layout.block_size, self._decode.layout.block_size)
+        prefill, decode = self._prefill.layout, self._decode.layout
+        size = max(prefill.block_size, decode.block_size)
         tokens = len(prompt) // size * size
         if tokens == 0:
             return
         request = replica_pb2.ReadKvRequest(tokens=prompt[:tokens], salt=salt)
-        prefill = await self._read("prefill", self._prefill.layout, request)
-        decode = await self._read("decode", self._decode.layout, request)
-        source = whole_cache(self._prefill.layout, prefill)
-        difference = first_kv_difference(source, self._decode.layout, decode, tokens)
-        if difference is not None:
-            raise CellFailed("differs", _describe(number, difference))
-        self._outcome.kv_tokens_compared += tokens
+        source = whole_cache(prefill, await self._read("prefill", prefill, request))
+        target = await self._read("decode", decode, request)
+        check_kv(name, (prefill, source), (decode, target), tokens, self._outcome)
 
     async def _read(
         self, side: str, layout: KvLayout, request: replica_pb2.ReadKvRequest
@@ -219,10 +193,21 @@ class _Cell:
                 )
         return {rank: rank_bits(layout, rank, data) for rank, data in blocks.items()}
 
+    async def check_idle(self) -> None:
+        """Nothing is held on either side once all answers are through."""
+        try:
+            async with asyncio.timeout(IDLE_S):
+                for side in self._sides.values():
+                    while _busy(await side.Audit(replica_pb2.AuditRequest())):
+                        await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            books = [await side.Audit(replica_pb2.AuditRequest()) for side in self._sides.values()]
+            raise CellFailed(
+                "failed",
+                f"{IDLE_S:g} s after the last answer something is held: "
+                + " | ".join(" ".join(str(b).split()) for b in books if _busy(b)),
+            ) from None
 
-def _describe(number: int, difference: KvDifference) -> str:
-    return (
-        f"prompt {number}: the KV differs first at layer {difference.layer}, head "
-        f"{difference.head}, position {difference.position} ({difference.part}, decode rank "
-        f"{difference.rank})"
-    )
+
+def _busy(books: replica_pb2.AuditReply) -> bool:
+    return bool(books.held or books.requests or books.sessions)

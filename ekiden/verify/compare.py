@@ -13,13 +13,17 @@ from ekiden.cache.layout import KvLayout
 TIE = 1e-4
 """Two best logits closer than this are a tie: either token is right in fp32."""
 
-_BITS = {
+Top = tuple[tuple[int, float], ...]
+"""(token, logprob) of the most likely tokens of one position."""
+
+BITS = {
     "float32": np.uint32,
     "bfloat16": np.uint16,
     "float16": np.uint16,
     "int8": np.uint8,
     "fp8_e4m3": np.uint8,
 }
+"""By KV dtype: the unsigned integer of an element's size."""
 
 Bits = npt.NDArray[np.unsignedinteger[npt.NBitBase]]
 
@@ -31,6 +35,17 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     gaps: tuple[float, ...]
     """Logit of the best token minus that of the second best, for each position."""
+    tops: tuple[Top, ...] = ()
+    """The most likely tokens of each position, where they were asked for."""
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a replica of another split may be from the truth."""
+
+    logprob: float
+    """No logprob may differ by more."""
+    tie: float = TIE
+    """Two best logits closer than this are a tie."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +57,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     tie: bool
 
 
-def first_difference(reference: Reference, got: Sequence[int], start: int = 0) -> Difference | None:
+def first_difference(
+    reference: Reference, got: Sequence[int], start: int = 0, tie: float = TIE
+) -> Difference | None:
     """Where ``got`` (outputs from position ``start``) leaves the reference, or None."""
     expected = reference.tokens[start:]
     for offset in range(max(len(expected), len(got))):
@@ -50,9 +67,27 @@ def first_difference(reference: Reference, got: Sequence[int], start: int = 0) -
         have = got[offset] if offset < len(got) else None
         if want != have:
             position = start + offset
-            tie = want is not None and have is not None and reference.gaps[position] < TIE
-            return Difference(position=position, expected=want, got=have, tie=tie)
+            close = want is not None and have is not None and reference.gaps[position] < tie
+            return Difference(position=position, expected=want, got=have, tie=close)
     return None
+
+
+def logprob_distance(reference: Reference, got: Sequence[Top], start: int = 0) -> float:
+    """The largest difference of a token's logprob, over positions of the same history.
+
+    ``got`` are outputs from position ``start``, up to the first that differs, it included. Tokens
+    that only one side counts among the most likely are left out.
+    """
+    pairs = zip(reference.tops[start:], got, strict=False)
+    return max(
+        (
+            abs(logprob - dict(theirs)[token])
+            for mine, theirs in pairs
+            for token, logprob in mine
+            if token in dict(theirs)
+        ),
+        default=0.0,
+    )
 
 
 class KvDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +104,29 @@ class KvDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 def rank_bits(layout: KvLayout, rank: int, blocks: Sequence[bytes]) -> Bits:
     """One rank's blocks as bit patterns ``[layers, kv_heads, tokens, 2, row]``."""
-    heads, layers, two, size, row = layout.block_shape(rank)
-    bits = np.frombuffer(b"".join(blocks), dtype=_BITS[layout.dtype])
-    shaped = bits.reshape(len(blocks), heads, layers, two, size, row)
-    ordered: Bits = shaped.transpose(2, 1, 0, 4, 3, 5).reshape(
-        layers, heads, len(blocks) * size, two, row
+    bits = np.frombuffer(b"".join(blocks), dtype=BITS[layout.dtype])
+    return by_position(bits.reshape(len(blocks), *layout.block_shape(rank)))
+
+
+def by_position(blocks: Bits) -> Bits:
+    """Blocks ``[blocks, kv_heads, layers, 2, size, row]`` of one prompt as ``[layers, kv_heads,
+    tokens, 2, row]``."""
+    count, heads, layers, two, size, row = blocks.shape
+    ordered: Bits = blocks.transpose(2, 1, 0, 4, 3, 5).reshape(
+        layers, heads, count * size, two, row
     )
     return ordered
 
 
 def whole_cache(layout: KvLayout, ranks: Mapping[int, Bits]) -> Bits:
-    """All ranks' shares put together, ``[num_layers, num_kv_heads, tokens, 2, row]``."""
+    """All ranks' shares put together, ``[num_layers, num_kv_heads, tokens, 2, row]``.
+
+    Where ranks hold the same head, the last one's counts.
+    """
     tokens = min(bits.shape[2] for bits in ranks.values())
     whole = np.zeros(
         (layout.num_layers, layout.num_kv_heads, tokens, 2, layout.row_width),
-        dtype=_BITS[layout.dtype],
+        dtype=BITS[layout.dtype],
     )
     for rank, bits in ranks.items():
         r = layout.ranks[rank]

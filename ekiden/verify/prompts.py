@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ekiden.text.tokenizer import Tokenizer
 
 _TEXT = (
@@ -17,20 +19,26 @@ _TEXT = (
 )
 
 
-def prompt_lengths(block_size: int, count: int) -> list[int]:
+def prompt_lengths(block_sizes: Sequence[int], count: int) -> list[int]:
     """``count`` lengths: every border first, then lengths spread up to 500 tokens."""
-    b = block_size
-    lengths = [1, b - 1, b, b + 1, 3 * b + 5, 500, 2, 2 * b, 2 * b + 1, 255, 256, 257, 4 * b - 1]
+    b = max(block_sizes)
+    borders = [size + off for size in sorted(set(block_sizes)) for off in (-1, 0, 1)]
+    lengths = [1, *borders, 3 * b + 5, 500, 2, 2 * b, 2 * b + 1, 255, 256, 257, 4 * b - 1]
     spread = (7 + 61 * i % 400 for i in range(count))
-    return [*lengths, *spread][:count]
+    return list(dict.fromkeys([*lengths, *spread]))[:count]
 
 
-def make_prompts(tokenizer: Tokenizer, block_size: int, count: int) -> list[tuple[int, ...]]:
-    """Prompts of those lengths; each starts at another place of the text, so none share KV."""
+def make_prompts(
+    tokenizer: Tokenizer, block_sizes: Sequence[int], count: int
+) -> list[tuple[int, ...]]:
+    """Prompts of those lengths, none of which begins as another does."""
+    lengths = prompt_lengths(block_sizes, count)
+    return [prompt_stream(tokenizer, number, length) for number, length in enumerate(lengths)]
+
+
+def prompt_stream(tokenizer: Tokenizer, number: int, length: int) -> tuple[int, ...]:
+    """``length`` tokens; each ``number`` starts at another place of the text."""
     once = tokenizer.encode(_TEXT)
-    prompts = []
-    for number, length in enumerate(prompt_lengths(block_size, count)):
-        start = (number * 17) % len(once)
-        stream = once[start:] + once * (length // len(once) + 1)
-        prompts.append(tuple(stream[:length]))
-    return prompts
+    start = (number * 17) % len(once)
+    stream = once[start:] + once * (length // len(once) + 1)
+    return tuple(stream[:length])

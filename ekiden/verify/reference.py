@@ -5,29 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ekiden.core.config import EngineConfig
-from ekiden.core.types import Request, SamplingParams
+from ekiden.core.types import Delta, Request, SamplingParams
 from ekiden.engine.build import build_engine
 from ekiden.engine.engine import Engine
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.models.config import ModelConfig
 
-from .compare import Reference
+from .compare import Reference, Top
 
 STEP_TIMEOUT_S = 120.0
+TOP = 4
+"""Logprobs compared at each position: those of the most likely tokens."""
+
+Progress = Callable[[int, int], None]
 
 
-def greedy(seed: int, max_tokens: int, logprobs: int | None = None) -> SamplingParams:
+def greedy(seed: int, max_tokens: int) -> SamplingParams:
     """Greedy decoding that never stops early, so that every prompt gives as many tokens."""
     return SamplingParams(
-        seed=seed, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=logprobs
+        seed=seed, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=TOP
     )
 
 
+class Record:
+    """What one prompt gave, as its deltas come."""
+
+    def __init__(self, prompt: tuple[int, ...]) -> None:
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self.tops: list[Top] = []
+
+    def add(self, delta: Delta) -> None:
+        self.tokens.extend(delta.tokens)
+        self.tops.extend(entry.top for entry in delta.logprobs)
+
+    def reference(self) -> Reference:
+        return Reference(
+            prompt=self.prompt,
+            tokens=tuple(self.tokens),
+            gaps=tuple(top[0][1] - top[1][1] for top in self.tops),
+            tops=tuple(self.tops),
+        )
+
+
 def reference_tokens(
-    config: EngineConfig,
-    prompts: Sequence[tuple[int, ...]],
-    max_tokens: int,
-    progress: Callable[[int, int], None],
+    config: EngineConfig, prompts: Sequence[tuple[int, ...]], max_tokens: int, progress: Progress
 ) -> list[Reference]:
     """What one process generates for each prompt, with the margin of every token."""
     model = ModelConfig.from_dir(config.model_dir)
@@ -44,12 +66,11 @@ def _generate(
     config: EngineConfig,
     prompts: Sequence[tuple[int, ...]],
     max_tokens: int,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> list[Reference]:
-    tokens: list[list[int]] = [[] for _ in prompts]
-    gaps: list[list[float]] = [[] for _ in prompts]
+    records = [Record(prompt) for prompt in prompts]
     for number, prompt in enumerate(prompts):
-        sampling = greedy(number, max_tokens, logprobs=2)
+        sampling = greedy(number, max_tokens)
         engine.add(
             Request(
                 request_id=str(number), model=config.model_name, prompt=prompt, sampling=sampling
@@ -57,11 +78,6 @@ def _generate(
         )
     while engine.has_work():
         for delta in engine.step(STEP_TIMEOUT_S).deltas:
-            number = int(delta.request_id)
-            tokens[number].extend(delta.tokens)
-            gaps[number].extend(entry.top[0][1] - entry.top[1][1] for entry in delta.logprobs)
-        progress(sum(map(len, tokens)), len(prompts) * max_tokens)
-    return [
-        Reference(prompt=prompt, tokens=tuple(tokens[number]), gaps=tuple(gaps[number]))
-        for number, prompt in enumerate(prompts)
-    ]
+            records[int(delta.request_id)].add(delta)
+        progress(sum(len(r.tokens) for r in records), len(prompts) * max_tokens)
+    return [record.reference() for record in records]

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import msgspec
-
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import PrefillCandidate
 from ekiden.models.config import ModelConfig
@@ -17,6 +15,7 @@ from ekiden.service.supervisor import Child, ChildDied, ChildSpec, Supervisor
 
 from .cell import Peer
 from .layouts import Layout
+from .shape import Shape
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 5.0
@@ -29,43 +28,29 @@ class Refused(Exception):
     """A replica does not start with this layout; the message is its own sentence."""
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What all replicas of one verification share."""
-
-    engine: EngineConfig
-    cache_tokens: int
-    transport: str
-
-    def of(self, layout: Layout, role: str) -> EngineConfig:
-        return msgspec.structs.replace(
-            self.engine,
-            tensor_parallel_size=layout.tp,
-            pipeline_parallel_size=layout.pp,
-            block_size=layout.block_size,
-            num_gpu_blocks_override=self.cache_tokens // layout.block_size,
-            prefill_only=role == "prefill",
-        )
-
-    def argv(self, role: str, layout: Layout, name: str, ready: Path) -> tuple[str, ...]:
-        engine = self.of(layout, role)
-        common = (
-            *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
-            *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
-            *("--quantization", engine.quantization, "--kv-cache-dtype", engine.kv_cache_dtype),
-            *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
-            *("-tp", str(layout.tp), "-pp", str(layout.pp)),
-            *("--block-size", str(layout.block_size)),
-            *("--num-gpu-blocks-override", str(engine.num_gpu_blocks_override)),
-            # Both replicas work at once: more threads than cores would wait for each other.
-            *("--threads-per-rank", "1"),
-            *("--kv-transport", self.transport, "--replica-id", name, "--enable-kv-debug"),
-            *("--ready-file", str(ready), "--drain-grace", str(GRACE_S)),
-        )
-        return (*common, "--local-prefill-tokens", "0") if role == "decode" else common
+def serve_argv(
+    engine: EngineConfig, role: str, name: str, ready: Path, transport: str
+) -> tuple[str, ...]:
+    """The command line that starts this replica."""
+    common = (
+        *(sys.executable, "-P", "-m", "ekiden.cli", "serve", role),
+        *("--model", str(engine.model_dir), "--served-model-name", engine.model_name),
+        *("--quantization", engine.quantization, "--kv-cache-dtype", engine.kv_cache_dtype),
+        *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
+        *("-tp", str(engine.tensor_parallel_size), "-pp", str(engine.pipeline_parallel_size)),
+        *("--block-size", str(engine.block_size)),
+        *("--num-gpu-blocks-override", str(engine.num_gpu_blocks_override)),
+        *("--max-num-batched-tokens", str(engine.max_num_batched_tokens)),
+        # Both replicas work at once: more threads than cores would wait for each other.
+        *("--threads-per-rank", "1"),
+        *("--kv-transport", transport, "--replica-id", name, "--enable-kv-debug"),
+        *("--ready-file", str(ready), "--drain-grace", str(GRACE_S)),
+    )
+    return (*common, "--local-prefill-tokens", "0") if role == "decode" else common
 
 
 async def start_replica(
-    supervisor: Supervisor, shape: Shape, role: str, layout: Layout, tick: Callable[[], None]
+    supervisor: Supervisor, shape: Shape, role: str, layout: Layout, transport: str
 ) -> Peer:
     """Start one replica and wait until it serves.
 
@@ -73,22 +58,23 @@ async def start_replica(
         Refused: the layout cannot work with this model.
         NotReady, ChildDied: it did not come up.
     """
-    name = f"{role}-{layout}".replace("/", "-b")
+    name = f"{role}-{layout}".replace("/", "-b").replace(":", "-")
+    engine = shape.of(layout, role)
     ready = supervisor.run_dir / f"{name}.ready"
     spec = ChildSpec(
         name=name,
-        argv=shape.argv(role, layout, name, ready),
+        argv=serve_argv(engine, role, name, ready, transport),
         ready=_exists(ready),
         grace_s=GRACE_S * 2,
     )
     children = await supervisor.start([spec])
     try:
-        await supervisor.wait_ready(children, START_TIMEOUT_S, lambda _: None, tick)
+        await supervisor.wait_ready(children, START_TIMEOUT_S, lambda _: None)
     except ChildDied as death:
         if death.child.process.returncode == SETUP_EXIT_CODE:
             raise Refused(_last_line(death.child)) from death
         raise
-    return _peer(shape.of(layout, role), json.loads(ready.read_text()))
+    return _peer(engine, json.loads(ready.read_text()))
 
 
 def _peer(engine: EngineConfig, ready: dict[str, str | int]) -> Peer:

@@ -43,7 +43,7 @@ def test_a_difference_is_refused_with_both_values(field: str, value: object) -> 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("kind", "latent"), ("dtype", "bfloat16"), ("num_layers", 9), ("head_dim", 77)],
+    [("kind", "latent"), ("num_layers", 9), ("head_dim", 77)],
 )
 def test_another_kind_of_kv_is_refused_with_both_values(field: str, value: object) -> None:
     prefill, decode = pair()
@@ -52,6 +52,15 @@ def test_another_kind_of_kv_is_refused_with_both_values(field: str, value: objec
         check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
     assert str(value) in caught.value.message
     assert str(getattr(prefill.kv, field)) in caught.value.message
+
+
+def test_kv_of_another_dtype_is_converted_and_an_unknown_one_refused() -> None:
+    prefill, decode = pair()
+    kv = msgspec.structs.replace(decode.kv, dtype="fp8_e4m3")
+    check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
+    kv = msgspec.structs.replace(decode.kv, dtype="float4")
+    with pytest.raises(SetupError, match=r"decode-1 keeps KV as float4.*use one of float32"):
+        check_pair(prefill, msgspec.structs.replace(decode, kv=kv))
 
 
 def test_two_without_a_wire_in_common_are_refused_with_both_lists() -> None:

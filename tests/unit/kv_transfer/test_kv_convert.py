@@ -12,11 +12,15 @@ from ekiden.cache.layout import KvLayout
 from ekiden.cache.tensors import read_kv, write_kv
 from ekiden.core.errors import InvariantBroken, SetupError
 from kv_transfer import convert, reshard
+from kv_transfer.boxes import Places, native_available
 from kv_transfer.staging import Slice, gather, move, scatter
 
 TOKENS, START, BLOCKS = 41, 5, 8
 SOURCE, TARGET = [5, 2, 7], [3, 0]
+KINDS = ("int8", "fp8_e4m3")
 PAIRS = [(a, b) for a in DTYPES for b in DTYPES]
+LARGEST = dict.fromkeys(DTYPES, 3e38) | {"float16": 60000.0}
+WAYS = {"native": (True, 0), "torch at once": (False, 1 << 20), "torch by unit": (False, 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +40,11 @@ def sides(source: str, target: str) -> tuple[KvLayout, KvLayout]:
 
 
 def hard_numbers() -> torch.Tensor:
-    """[layers, 2, tokens, heads, D]: rows of many sizes, of zeros, ties, tiny and huge numbers."""
+    """[layers, 2, tokens, heads, D]: rows of many sizes, of zeros, ties, tiny and huge numbers.
+
+    No row that quantises to a scale below the normal numbers, and none of infinities: those are
+    noise, and kernels differ on them.
+    """
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(4, 2, TOKENS, 2, 12, generator=generator)
     x *= 10.0 ** torch.randint(-6, 6, (4, 2, TOKENS, 2, 1), generator=generator)
@@ -44,7 +52,7 @@ def hard_numbers() -> torch.Tensor:
     x[:, :, 7] = 1 + 2.0**-8 * torch.arange(12)  # halfway between two bfloat16
     x[:, :, 8] = 127.0
     x[:, :, 8, :, 1:] = torch.arange(11) + 0.5  # halfway between two int8
-    x[:, :, 11] *= 1e-38
+    x[:, :, 11] *= 1e-30
     x[:, :, 13, :, 2] = 1e38
     return x
 
@@ -68,7 +76,7 @@ def slots(kv: KvLayout, blocks: list[int], first: int = 0) -> torch.Tensor:
 
 def computed(kv: KvLayout) -> list[torch.Tensor]:
     """Prefill's caches, as its kernels write them."""
-    numbers, made = hard_numbers(), caches(kv)
+    numbers, made = hard_numbers().clamp(-LARGEST[kv.dtype], LARGEST[kv.dtype]), caches(kv)
     for r, cache in zip(kv.ranks, made, strict=True):
         for layer in range(r.num_layers):
             k, v = numbers[r.layer_start + layer, :, :, r.head_start : r.head_stop]
@@ -82,10 +90,12 @@ def written(source: KvLayout, made: list[torch.Tensor], target: KvLayout) -> lis
     expected = caches(target)
     for r, cache in zip(target.ranks, expected, strict=True):
         for layer in range(r.num_layers):
-            k, v = hard_numbers()[r.layer_start + layer]
-            if source.dtype != target.dtype:  # two ranks of one stage, one head each
-                parts = [read_kv(c, r.layer_start + layer, SOURCE, TOKENS) for c in made]
-                k, v = (torch.cat([part[i] for part in parts], dim=1) for i in (0, 1))
+            # Two ranks of one stage, one head each.
+            parts = [read_kv(c, r.layer_start + layer, SOURCE, TOKENS) for c in made]
+            k, v = (torch.cat([part[i] for part in parts], dim=1) for i in (0, 1))
+            if source.dtype == target.dtype:
+                limit = LARGEST[source.dtype]
+                k, v = hard_numbers()[r.layer_start + layer].clamp(-limit, limit)
             write_kv(cache, layer, k[START:], v[START:], slots(target, TARGET, START))
     return expected
 
@@ -119,16 +129,64 @@ def equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(("source", "target"), PAIRS)
 @pytest.mark.parametrize("staged", [True, False], ids=["scatter", "move"])
-@pytest.mark.parametrize("chunk", [1, 1 << 20], ids=["by unit", "at once"])
+@pytest.mark.parametrize("way", WAYS)
 def test_every_pair_of_dtypes_arrives_as_decode_would_have_written_it(
-    source: str, target: str, staged: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+    source: str, target: str, staged: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    native, chunk = WAYS[way]
     monkeypatch.setattr(convert, "CHUNK_BYTES", chunk)
+    if not native:
+        monkeypatch.setattr(convert, "use_native", lambda _, __: False)
     prefill, decode = sides(source, target)
     made = computed(prefill)
     got = moved(prefill, made, decode, staged=staged)
     assert equal(got, written(prefill, made, decode))
     assert not equal(got, caches(decode))
+
+
+def rows_of(dtype: str, width: int, count: int) -> torch.Tensor:
+    """[1, 1, 1, 2, count, row]: any bits that are a number; quantised ones, of numbers of any size
+    between the smallest and the largest scale."""
+    generator = torch.Generator().manual_seed(width)
+    shape = (1, 1, 1, 2, count, width)
+    if dtype in KINDS:
+        sizes = 10.0 ** torch.randint(-30, 30, (*shape[:-1], 1), generator=generator)
+        return convert.convert_rows(torch.randn(shape, generator=generator) * sizes, DTYPES[dtype])
+    bits = torch.randint(0, 256, (*shape[:-1], width * 4), dtype=torch.uint8, generator=generator)
+    numbers = bits.view(DTYPES[dtype])[..., :width].contiguous()
+    return numbers.nan_to_num(1.0, posinf=float("inf"), neginf=float("-inf"))
+
+
+@pytest.mark.skipif(not native_available(), reason="no native library on this machine")
+@pytest.mark.parametrize(("source", "target"), [(a, b) for a, b in PAIRS if a != b])
+@pytest.mark.parametrize("width", [4, 20, 128, 2048])
+def test_native_conversions_equal_those_of_torch(source: str, target: str, width: int) -> None:
+    rows = rows_of(source, width, 65536 // width // 8)
+    if target in KINDS and source not in KINDS:
+        # Rows that quantise to a scale that is a normal number.
+        limit = min(LARGEST[source], 1e35)
+        rows = rows.nan_to_num(1.0, 2.0, -2.0).clamp(-limit, limit)
+        rows[..., 0] = 1.0
+    expected = convert.convert_rows(rows, DTYPES[target])
+    got = torch.zeros_like(expected)
+    convert.convert_native(Places(rows, [(0, 0)]), Places(got, [(0, 0)]), rows.shape[4])
+    assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_rows_too_wide_for_the_native_library_are_converted_by_torch() -> None:
+    rows = torch.randn(1, 1, 1, 2, 1, 2052)
+    got = torch.zeros_like(rows, dtype=torch.bfloat16)
+    convert.copy_converted(Places(rows, [(0, 0)]), Places(got, [(0, 0)]), 1)
+    assert torch.equal(got, rows.bfloat16())
+
+
+def test_rows_of_other_widths_and_units_outside_are_refused() -> None:
+    rows, narrow = torch.zeros(1, 1, 1, 2, 4, 8), torch.zeros(1, 1, 1, 2, 4, 8, dtype=torch.int8)
+    with pytest.raises(InvariantBroken, match="cannot become rows"):
+        convert.copy_converted(Places(rows, [(0, 0)]), Places(narrow, [(0, 0)]), 1)
+    half = rows.half()
+    with pytest.raises(InvariantBroken, match="lie outside"):
+        convert.copy_converted(Places(rows, [(0, 0)]), Places(half, [(0, 2)]), 3)
 
 
 def test_floats_are_rounded_to_the_nearest_halves_to_even() -> None:

@@ -91,10 +91,8 @@ SIGNATURES: dict[str, tuple[type[Any] | None, list[type[Any]]]] = {
     "ekiden_pack_dense": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32]),
     "ekiden_quantised_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_int32]),
     "ekiden_pack_quantised": (None, [c_void_p] * 4 + [c_int64] * 4),
-    "ekiden_copy_boxes": (
-        None,
-        [c_void_p] * 4 + [c_int64, POINTER(c_int64), c_int64, c_int32],
-    ),
+    "ekiden_copy_boxes": (None, [c_void_p, c_int64, c_int32]),
+    "ekiden_convert_boxes": (c_int32, [c_void_p, c_int64, c_int64, c_int32, c_int32]),
 }
 """What the library offers: result, arguments."""
 
