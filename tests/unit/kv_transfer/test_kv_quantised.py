@@ -7,15 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from kv_rig import Pair, describe, layout
+from kv_rig import Pair, describe, layout, read
 
 from ekiden.cache.layout import KvLayout
+from ekiden.cache.tensors import KV_TORCH_DTYPES, as_stored
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import SetupError
 from ekiden.layers.batch import Span
 from ekiden.models.layout import kv_layout
 from kv_transfer.compat import check_pair
+from kv_transfer.convert import convert_rows
 from kv_transfer.reshard import pairs
+from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 from kv_transfer.transports.memory import Hub, MemoryTransport
 from tests.unit.models.tiny import Replica, make_checkpoint, random_prompt
 
@@ -31,9 +34,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def connected(prefill: KvLayout, decode: KvLayout) -> Pair:
+FAKES = {"memory": MemoryTransport, "mapped_memory": MappedMemoryTransport}
+
+
+def connected(prefill: KvLayout, decode: KvLayout, wire: str = "memory") -> Pair:
     hub, clock = Hub(), ManualClock()
-    return Pair(prefill, decode, lambda rank: MemoryTransport(hub, clock=clock), clock=clock)
+    make = FAKES[wire]
+    return Pair(prefill, decode, lambda rank: make(hub, clock=clock), clock=clock, wire=wire)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -92,10 +99,47 @@ def _generate(
     return tokens
 
 
-def test_two_kv_dtypes_are_refused_with_both_values() -> None:
-    one, other = layout(dtype="int8", head_dim=8), layout(dtype="fp8_e4m3", head_dim=8)
-    with pytest.raises(SetupError, match=r"KV dtype int8 and .* KV dtype fp8_e4m3.*--kv-cache-dt"):
-        check_pair(describe(one, [b"a"], role="prefill"), describe(other, [b"b"], role="decode"))
+DTYPES = ("float32", "bfloat16", "int8", "fp8_e4m3")
+KV = KV_TORCH_DTYPES
+
+
+@pytest.mark.parametrize("wire", FAKES)
+@pytest.mark.parametrize("there", DTYPES)
+@pytest.mark.parametrize("here", DTYPES)
+def test_kv_of_another_dtype_arrives_as_decode_would_keep_it(
+    wire: str, there: str, here: str
+) -> None:
+    source = layout(tp=2, dtype=there, head_dim=8)
+    target = layout(pp=2, dtype=here, head_dim=8, block_size=32)
+    p = connected(source, target, wire)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET[:3], wire)
+    send = p.sending.open(offer, p.decode.me)
+    numbers = torch.randn(90, source.num_kv_heads, source.num_layers, 2, 8)
+    for rank, cache in enumerate(p.prefill.caches):
+        held = numbers[(slice(None), *shares(source, rank))]
+        write_rows(cache, source, SOURCE, kept(held, there))
+    p.computed(send, 90, SOURCE)
+    p.run()
+    for rank, cache in enumerate(p.decode.caches):
+        want = convert_rows(kept(numbers[(slice(None), *shares(target, rank))], there), KV[here])
+        got = read(cache, target, TARGET[:3], 90)
+        assert torch.equal(as_stored(got.contiguous()), as_stored(want.contiguous()))
+
+
+def shares(kv: KvLayout, rank: int) -> tuple[slice, slice]:
+    r = kv.ranks[rank]
+    return slice(r.head_start, r.head_stop), slice(r.layer_start, r.layer_stop)
+
+
+def kept(numbers: torch.Tensor, dtype: str) -> torch.Tensor:
+    """As a cache of ``dtype`` keeps them."""
+    return convert_rows(numbers, KV[dtype])
+
+
+def write_rows(cache: torch.Tensor, kv: KvLayout, blocks: list[int], rows: torch.Tensor) -> None:
+    for position, row in enumerate(rows):
+        block, offset = blocks[position // kv.block_size], position % kv.block_size
+        cache[block, :, :, :, offset] = row
 
 
 @pytest.mark.parametrize("dtype", KINDS)
