@@ -6,6 +6,7 @@ BIN := .venv/bin
 PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples scripts compose
 
 .PHONY: help demo up test test-full check proto compose-test install install-dev clean
+.PHONY: chaos soak
 .PHONY: quality bench bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline
 
 help:
@@ -24,6 +25,8 @@ help:
 	@echo "     interference  running streams while long prompts arrive, a chart"
 	@echo "     overhead      the whole stack against the bare engine"
 	@echo "     pipeline      how busy the stages of a pipeline are"
+	@echo "make chaos         kill, stop and cut a deployment in every state of a hand-off, then audit it"
+	@echo "make soak          5,000 requests through one hand-off pair: same answers, flat memory"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
 	@echo "make clean         remove .venv and caches"
 
@@ -65,6 +68,9 @@ quality: install
 
 bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline: bench-%: install-dev
 	@$(BIN)/python scripts/bench_$*.py $(ARGS)
+
+chaos soak: install-dev
+	@$(BIN)/python scripts/$@.py $(ARGS)
 
 compose-test:
 	@compose/test.sh

@@ -86,14 +86,14 @@ class Handoff:
             self.core.fail_session(self.session, f"abandoned while {self.state}")
 
     async def _converse(self, call: Call) -> None:
-        await call.write(pb.PrefillRequest(start=self._start()))
+        await self._say(call, pb.PrefillRequest(start=self._start()))
         self.state = "queued there"
         ready = (await self._next(call, "ready")).ready
         self.state = "reserving blocks here"
         await self._reserve(ready.answer_within_s)
         offer = self._open_session()
         reserved = pb.Reserved(held_tokens=self.reservation.held_tokens, offer=offer)
-        await call.write(pb.PrefillRequest(reserved=reserved))
+        await self._say(call, pb.PrefillRequest(reserved=reserved))
         self.state = "about to prefill"
         await self._next(call, "started")
         self._timeline.prefill_started()
@@ -127,6 +127,15 @@ class Handoff:
             decode_epoch=self.core.me.epoch,
             prefill_epoch=self.peer.description.epoch,
         )
+
+    async def _say(self, call: Call, message: pb.PrefillRequest) -> None:
+        """Tell prefill. Nobody reads while blocks are waited for, so a call that ended meanwhile,
+        in whatever way, shows here first; gRPC then takes the write for a mistake of ours."""
+        try:
+            await call.write(message)
+        except asyncio.InvalidStateError as error:
+            code, details = await call.code(), await call.details()
+            raise self._failed(f"the call had ended with {code.name}: {details}") from error
 
     async def _next(self, call: Call, kind: str) -> pb.PrefillEvent:
         """The next message, which must be of ``kind``; a failed session ends the wait."""

@@ -37,7 +37,7 @@ def native_available() -> bool:
     try:
         load()
     except NativeUnavailable as reason:
-        logger.warning("KV is copied by torch, at two thirds of the speed: %s", reason)
+        logger.warning("KV is copied and converted by torch, which is slower: %s", reason)
         return False
     return True
 

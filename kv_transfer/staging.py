@@ -118,6 +118,9 @@ def move(
 
 
 def _in_cache(cache_BHL2SR: torch.Tensor, part: Slice, run: Run) -> Places:
+    end, capacity = run.position + run.tokens * run.count, len(part.blocks) * cache_BHL2SR.shape[4]
+    if end > capacity:
+        raise InvariantBroken(f"positions up to {end} are not in {len(part.blocks)} blocks")
     share_BHL2SR = cache_BHL2SR[:, part.heads, part.layers]
     return Places(share_BHL2SR, places(run, part.blocks, cache_BHL2SR.shape[4]))
 

@@ -92,6 +92,8 @@ class Service(msgspec.Struct):
 class Stack:
     """Starts services of ``model_dir``; closes them all, without grace, at the end."""
 
+    start_s = START_S
+
     def __init__(self, run_dir: Path, model_dir: Path, redis_url: str) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._supervisor = Supervisor(run_dir)
@@ -137,7 +139,7 @@ class Stack:
         return f"http://{(await self.start('gateway', 'gateway', *options)).address}"
 
     async def _wait(self, children: list[Child]) -> None:
-        deadline = self._clock.now() + START_S
+        deadline = self._clock.now() + self.start_s
         for child in children:
             while not await child.spec.ready():
                 if child.ended.done():

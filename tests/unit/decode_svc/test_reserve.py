@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from decode_svc.handoff import AttemptFailed, Handoff
@@ -14,6 +15,9 @@ from ekiden.core.clock import ManualClock
 from ekiden.core.errors import Overloaded
 from ekiden.core.types import Request, SamplingParams
 from ekiden.engine.engine import Reservation
+from ekiden.rpc import prefill_pb2 as pb
+from ekiden.rpc import prefill_pb2_grpc
+from ekiden.rpc.channel import open_channel
 
 REQUEST = Request(
     request_id="r", model="m", prompt=(1, 2, 3), sampling=SamplingParams(seed=1, max_tokens=2)
@@ -81,6 +85,29 @@ async def test_freed_blocks_wake_who_waits_for_room() -> None:
     core.freed.set()
     await reserving
     assert handoff.reservation is RESERVATION
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK])
+async def test_a_call_that_ended_while_blocks_were_waited_for_is_a_failed_attempt(
+    code: grpc.StatusCode,
+) -> None:
+    async def end(_requests: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, "prefill is gone")
+
+    class Prefill(prefill_pb2_grpc.PrefillServicer):
+        Run = staticmethod(end)
+
+    server = grpc.aio.server()
+    prefill_pb2_grpc.add_PrefillServicer_to_server(Prefill(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        call = prefill_pb2_grpc.PrefillStub(channel).Run()
+        await call.code()  # it has ended, and nobody has read that
+        with pytest.raises(AttemptFailed, match=rf"p-1, .*ended with {code.name}"):
+            await _handoff(FakeCore())._say(call, pb.PrefillRequest())
+    await server.stop(None)
 
 
 async def test_a_session_that_cannot_be_opened_gives_its_reservation_back() -> None:

@@ -131,5 +131,5 @@ def test_without_the_library_torch_copies_and_the_log_says_why(
         copy_units(source, target, 2)
     assert target.memory_UHL2SR[0, :, :, :, 2:].eq(7).all()
     assert [r.getMessage() for r in caplog.records] == [
-        "KV is copied by torch, at two thirds of the speed: this CPU lacks avx512f"
+        "KV is copied and converted by torch, which is slower: this CPU lacks avx512f"
     ]

@@ -11,6 +11,7 @@ from kv_rig import DTYPES, layout
 from ekiden.cache.layout import KvLayout
 from ekiden.cache.tensors import read_kv, write_kv
 from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.layers.backends.native.copies import MOST_NUMBERS
 from kv_transfer import convert, reshard
 from kv_transfer.boxes import Places, native_available
 from kv_transfer.staging import Slice, gather, move, scatter
@@ -174,10 +175,20 @@ def test_native_conversions_equal_those_of_torch(source: str, target: str, width
 
 
 def test_rows_too_wide_for_the_native_library_are_converted_by_torch() -> None:
-    rows = torch.randn(1, 1, 1, 2, 1, 2052)
+    rows = torch.randn(1, 1, 1, 2, 1, MOST_NUMBERS + 4)
     got = torch.zeros_like(rows, dtype=torch.bfloat16)
     convert.copy_converted(Places(rows, [(0, 0)]), Places(got, [(0, 0)]), 1)
     assert torch.equal(got, rows.bfloat16())
+
+
+@pytest.mark.skipif(not native_available(), reason="no native library on this machine")
+@pytest.mark.parametrize("width", [0, MOST_NUMBERS + 4])
+def test_the_native_library_refuses_what_has_no_room_in_it(width: int) -> None:
+    rows = torch.ones(1, 1, 1, 2, 1, width)
+    got = torch.zeros_like(rows, dtype=torch.bfloat16)
+    with pytest.raises(InvariantBroken, match=f"rows of {width} numbers cannot be converted"):
+        convert.convert_native(Places(rows, [(0, 0)]), Places(got, [(0, 0)]), 1)
+    assert not got.any()
 
 
 def test_rows_of_other_widths_and_units_outside_are_refused() -> None:

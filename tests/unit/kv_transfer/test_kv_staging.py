@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_rig import EMPTY, empty_cache, layout, read, truth, write
 
 from ekiden.cache.layout import KvLayout
+from ekiden.core.errors import InvariantBroken
 from kv_transfer import reshard
-from kv_transfer.staging import Slice, move
+from kv_transfer.staging import Slice, gather, move, scatter
 
 BLOCKS = 40
 
@@ -61,3 +63,21 @@ def test_a_move_writes_what_is_meant_and_nothing_else(
         assert torch.equal(got, truth(target, rank, end)[start:])
         moved = (end - start) * cache[0, :, :, :, 0].numel()
         assert int((cache != EMPTY).sum()) == moved, "something outside was written"
+
+
+@pytest.mark.parametrize(("end", "blocks"), [(17, [1]), (33, [0, 1]), (20, [1, 2])])
+def test_positions_or_blocks_that_are_not_there_are_refused(end: int, blocks: list[int]) -> None:
+    kv = layout()
+    cache, other = empty_cache(kv, 0, 2), empty_cache(kv, 0, 3)
+    runs = tuple(reshard.runs(0, end, 16))
+    bad = Slice(heads=slice(0, 2), layers=slice(0, 4), runs=runs, blocks=blocks)
+    good = Slice(heads=slice(0, 2), layers=slice(0, 4), runs=runs, blocks=[2, 0, 1])
+    message = torch.zeros(end * kv.token_bytes(), dtype=torch.uint8)
+    with pytest.raises(InvariantBroken, match=r"are not in|lie outside"):
+        move(cache, bad, other, good)
+    with pytest.raises(InvariantBroken, match=r"are not in|lie outside"):
+        move(other, good, cache, bad)
+    with pytest.raises(InvariantBroken, match=r"are not in|lie outside"):
+        gather(cache, bad, message)
+    with pytest.raises(InvariantBroken, match=r"are not in|lie outside"):
+        scatter(message, bad, cache)
