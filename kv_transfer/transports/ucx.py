@@ -58,7 +58,7 @@ def _load() -> Any:
         import ucxx._lib.libucxx as ucx
     except ImportError as error:
         raise SetupError(
-            f"--transport ucx needs the package ucxx, which cannot be imported ({error}): "
+            f"--kv-transport ucx needs the package ucxx, which cannot be imported ({error}): "
             "install ekiden[worker]"
         ) from error
     return ucx
@@ -253,7 +253,7 @@ def _unwrap(endpoint: bytes) -> bytes:
     if not address or endpoint != _wrap(address):
         raise ReplicaFailed(
             f"a KV endpoint of {len(endpoint)} bytes is no address of the ucx wire: "
-            "give both sides the same --transport and release"
+            "give both sides the same --kv-transport and release"
         )
     return address
 
