@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -15,10 +16,12 @@ from ekiden.rpc import decode_pb2, decode_pb2_grpc, replica_pb2, replica_pb2_grp
 from ekiden.rpc.channel import open_channel
 from ekiden.rpc.convert import candidate_to_pb, completion_from_pb, delta_from_pb, request_to_pb
 
-from .compare import Bits, Reference, rank_bits, whole_cache
-from .judge import bound_of, check_kv, check_output
+from .compare import Bits, Bound, Reference, rank_bits, whole_cache
+from .judge import Verdict, check_kv
 from .outcome import CellFailed, Outcome
 from .reference import Record, greedy
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 5.0
 """For both replicas to let go of everything once the last answer is through."""
@@ -34,7 +37,12 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_cell(
-    prefill: Peer, decode: Peer, references: Mapping[str, Reference], salt: str, timeout_s: float
+    prefill: Peer,
+    decode: Peer,
+    references: Mapping[str, Reference],
+    bound: Bound,
+    salt: str,
+    timeout_s: float,
 ) -> Outcome:
     """Run every prompt through the pair and compare tokens and KV with the truth.
 
@@ -43,24 +51,33 @@ async def run_cell(
     outcome = Outcome()
     try:
         async with asyncio.timeout(timeout_s):
-            await _check_prompts(prefill, decode, references, salt, outcome)
+            await _check_prompts(prefill, decode, references, bound, salt, outcome)
     except TimeoutError:
         outcome.status, outcome.detail = "hung", f"not done within {timeout_s:g} s"
     except CellFailed as failure:
         outcome.status, outcome.detail = failure.status, failure.detail
     except grpc.aio.AioRpcError as error:
         outcome.status, outcome.detail = "failed", f"{error.code().name}: {error.details()}"
+    except Exception as error:  # one cell's trouble must not cost the others
+        names = prefill.candidate.replica_id, decode.candidate.replica_id
+        log.exception("%s -> %s", *names)
+        outcome.status, outcome.detail = "failed", repr(error)
     return outcome
 
 
 async def _check_prompts(
-    prefill: Peer, decode: Peer, references: Mapping[str, Reference], salt: str, outcome: Outcome
+    prefill: Peer,
+    decode: Peer,
+    references: Mapping[str, Reference],
+    bound: Bound,
+    salt: str,
+    outcome: Outcome,
 ) -> None:
     async with (
         open_channel(decode.candidate.address) as decode_channel,
         open_channel(prefill.candidate.address) as prefill_channel,
     ):
-        cell = _Cell(prefill, decode, decode_channel, prefill_channel, salt, outcome)
+        cell = _Cell(prefill, decode, decode_channel, prefill_channel, bound, salt, outcome)
         tasks = [asyncio.ensure_future(cell.check(n, r)) for n, r in references.items()]
         try:
             await asyncio.gather(*tasks)
@@ -80,6 +97,7 @@ class _Cell:
         decode: Peer,
         decode_channel: grpc.aio.Channel,
         prefill_channel: grpc.aio.Channel,
+        bound: Bound,
         salt: str,
         outcome: Outcome,
     ) -> None:
@@ -93,34 +111,22 @@ class _Cell:
         self._salt = salt
         self._outcome = outcome
         self._same_kv = prefill.layout.dtype == decode.layout.dtype
-        self._bound = bound_of(prefill.layout.dtype, decode.layout.dtype)
+        self._bound = bound
 
     async def check(self, name: str, reference: Reference) -> None:
         """One prompt, going on with the reference's token behind each tie."""
-        start, attempt, total = 0, 0, len(reference.tokens)
-        while start < total:
-            prompt = reference.prompt + reference.tokens[:start]
+        verdict = Verdict(name, reference, self._bound, self._outcome, same_kv=self._same_kv)
+        attempt, again = 0, True
+        while again:
+            prompt = reference.prompt + reference.tokens[: verdict.start]
             # A retry behind a tie must not find the first attempt's KV in a cache.
             salt = f"{self._salt}/{name}/{attempt}"
-            record, completion = await self._generate(prompt, total - start, salt)
+            left = len(reference.tokens) - verdict.start
+            record, completion = await self._generate(prompt, left, salt)
             self._check_path(completion, len(prompt))
             await self._check_kv(name, prompt, salt)
-            start, attempt = self._judge(name, reference, record, start), attempt + 1
+            again, attempt = verdict.take(record), attempt + 1
         self._outcome.prompts += 1
-
-    def _judge(self, name: str, reference: Reference, record: Record, start: int) -> int:
-        """From which output position the prompt must be tried again; its length if not at all."""
-        total = len(reference.tokens)
-        difference = check_output(
-            name, reference, record.tokens, record.tops, start, self._bound, self._outcome
-        )
-        if difference is None:
-            self._outcome.tokens += total - start
-            return total
-        self._outcome.tokens += difference.position + 1 - start
-        # Between two KV dtypes the truth cannot be followed: what decode's own tokens left in its
-        # cache was not converted, what prefill would send now is.
-        return difference.position + 1 if self._same_kv else total
 
     async def _generate(
         self, prompt: tuple[int, ...], max_tokens: int, salt: str
@@ -167,11 +173,10 @@ class _Cell:
     async def _check_kv(self, name: str, prompt: tuple[int, ...], salt: str) -> None:
         """The whole blocks that both sides still cache must be equal to the bit."""
         prefill, decode = self._prefill.layout, self._decode.layout
-        size = max(prefill.block_size, decode.block_size)
-        tokens = len(prompt) // size * size
+        tokens = min(len(prompt) // kv.block_size * kv.block_size for kv in (prefill, decode))
         if tokens == 0:
             return
-        request = replica_pb2.ReadKvRequest(tokens=prompt[:tokens], salt=salt)
+        request = replica_pb2.ReadKvRequest(tokens=prompt, salt=salt)
         source = whole_cache(prefill, await self._read("prefill", prefill, request))
         target = await self._read("decode", decode, request)
         check_kv(name, (prefill, source), (decode, target), tokens, self._outcome)

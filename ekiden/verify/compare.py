@@ -43,7 +43,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """How far a replica of another split may be from the truth."""
 
     logprob: float
-    """No logprob may differ by more."""
+    """The logprobs of an answer may differ by so much on average."""
     tie: float = TIE
     """Two best logits closer than this are a tie."""
 
@@ -72,22 +72,16 @@ def first_difference(
     return None
 
 
-def logprob_distance(reference: Reference, got: Sequence[Top], start: int = 0) -> float:
-    """The largest difference of a token's logprob, over positions of the same history.
+def logprob_distances(reference: Reference, got: Sequence[Top], start: int = 0) -> list[float]:
+    """By how much each logprob differs, over positions of the same history.
 
     ``got`` are outputs from position ``start``, up to the first that differs, it included. Tokens
     that only one side counts among the most likely are left out.
     """
-    pairs = zip(reference.tops[start:], got, strict=False)
-    return max(
-        (
-            abs(logprob - dict(theirs)[token])
-            for mine, theirs in pairs
-            for token, logprob in mine
-            if token in dict(theirs)
-        ),
-        default=0.0,
-    )
+    distances = []
+    for mine, theirs in zip(reference.tops[start:], map(dict, got), strict=False):
+        distances += [abs(logprob - theirs[token]) for token, logprob in mine if token in theirs]
+    return distances
 
 
 class KvDifference(msgspec.Struct, frozen=True, kw_only=True):

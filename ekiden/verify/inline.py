@@ -6,9 +6,11 @@ what the two sides have to tell each other.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -40,6 +42,9 @@ LIMITS = TransferLimits(segment_tokens=48)
 """Small segments, so that a prompt of a few blocks moves in several messages."""
 _OPTIONS = PortOptions(transports=(WIRE,), slots=4, window=2)
 STEP_TIMEOUT_S = 60.0
+SWITCH_S = 0.0005
+"""Ranks wait for one another many times a step: a thread that computes in Python lets go of the
+interpreter after so long (Python's own 5 ms make a step of four ranks half as slow again)."""
 
 
 class Tap:
@@ -206,3 +211,16 @@ class InlineReplica:
     def _hear(self, rank: int, message: bytes) -> None:
         self._mail.append((rank, message))
         self.bell.set()
+
+
+@contextmanager
+def quiet_threads() -> Iterator[None]:
+    """One thread of torch for each rank, and short turns at the interpreter."""
+    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
+    torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        sys.setswitchinterval(interval)

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ekiden.cache.layout import KvLayout
 
 from .compare import (
     Bits,
     Bound,
-    Difference,
     KvDifference,
     Reference,
-    Top,
     first_difference,
     first_kv_difference,
-    logprob_distance,
+    logprob_distances,
 )
 from .outcome import CellFailed, Outcome
+from .reference import Record
 from .rule import converted
-
-BOUNDS = {
-    "float32": Bound(logprob=1e-4),
-    "bfloat16": Bound(logprob=0.1, tie=0.2),
-    "float16": Bound(logprob=0.1, tie=0.2),
-    "int8": Bound(logprob=0.01, tie=0.02),
-    "fp8_e4m3": Bound(logprob=0.01, tie=0.02),
-}
-"""By KV dtype. Replicas that add in another order may round a row of fewer bits otherwise."""
-
-
-def bound_of(*dtypes: str) -> Bound:
-    """The bound where KV passes through all of these dtypes: the widest."""
-    return max((BOUNDS[dtype] for dtype in dtypes), key=lambda bound: bound.logprob)
 
 
 def check_kv(
@@ -57,47 +42,66 @@ def check_kv(
     outcome.kv_tokens_compared += tokens
 
 
-def check_output(
-    name: str,
-    reference: Reference,
-    tokens: Sequence[int],
-    tops: Sequence[Top],
-    start: int,
-    bound: Bound,
-    outcome: Outcome,
-) -> Difference | None:
-    """Tokens and logprobs from output position ``start`` on against the truth.
-
-    Returns the first position that differs and is a tie, else None.
-
-    Raises:
-        CellFailed: a token differs and is no tie, or a logprob is out of bounds.
-    """
-    difference = first_difference(reference, tokens, start, bound.tie)
-    same = len(tokens) if difference is None else difference.position - start
-    outcome.equal_tokens += same
-    distance = logprob_distance(reference, tops[: same + 1], start)
-    outcome.logprob = max(outcome.logprob, distance)
-    about = f"prompt {name} ({len(reference.prompt)} tokens)"
-    if difference is not None and not difference.tie:
-        raise CellFailed(
-            "differs",
-            f"{about}, output position {difference.position}: {difference.got} instead of "
-            f"{difference.expected}; the KV compared before is equal to the bit",
-        )
-    if distance > bound.logprob:
-        raise CellFailed(
-            "differs",
-            f"{about}: a logprob is {distance:.2g} from the truth, more than {bound.logprob:g}; "
-            "the KV compared before is equal to the bit",
-        )
-    outcome.ties += difference is not None
-    return difference
-
-
 def _describe(name: str, difference: KvDifference) -> str:
     return (
         f"prompt {name}: the KV differs first at layer {difference.layer}, head "
         f"{difference.head}, position {difference.position} ({difference.part}, decode rank "
         f"{difference.rank})"
     )
+
+
+class Verdict:
+    """One prompt's answer against the truth, in as many attempts as it has ties."""
+
+    def __init__(
+        self, name: str, reference: Reference, bound: Bound, outcome: Outcome, *, same_kv: bool
+    ) -> None:
+        """``same_kv``: whether prefill and decode keep KV in the same dtype. If not, the truth
+        cannot be followed behind a tie: what decode's own tokens left in its cache was not
+        converted, what prefill would send of them is."""
+        self.start = 0
+        """Output position that the next attempt begins at, with the truth's tokens before it."""
+        self._about = f"prompt {name} ({len(reference.prompt)} tokens)"
+        self._reference = reference
+        self._bound = bound
+        self._outcome = outcome
+        self._same_kv = same_kv
+        self._apart = 0.0
+        outcome.bound = bound.logprob
+
+    def take(self, record: Record) -> bool:
+        """Judge one attempt; whether another is to be made, from ``start``.
+
+        Raises:
+            CellFailed: a token differs and is no tie, or the logprobs are out of bounds.
+        """
+        reference, start, total = self._reference, self.start, len(self._reference.tokens)
+        difference = first_difference(reference, record.tokens, start, self._bound.tie)
+        end = total if difference is None else difference.position
+        self._outcome.equal_tokens += end - start
+        self._outcome.tokens += end - start + (difference is not None)
+        self._measure(record, end + 1 - start)
+        if difference is None:
+            return False
+        if not difference.tie:
+            raise CellFailed(
+                "differs",
+                f"{self._about}, output position {difference.position}: {difference.got} instead "
+                f"of {difference.expected}; its KV that was compared is equal to the bit",
+            )
+        self._outcome.ties += 1
+        self.start = difference.position + 1
+        return self._same_kv and self.start < total
+
+    def _measure(self, record: Record, positions: int) -> None:
+        """On average over the whole answer: noise averages out, a wrong block does not."""
+        distances = logprob_distances(self._reference, record.tops[:positions], self.start)
+        self._apart += sum(distances) / sum(map(len, self._reference.tops))
+        self._outcome.logprob = max(self._outcome.logprob, self._apart)
+        if self._apart > self._bound.logprob:
+            raise CellFailed(
+                "differs",
+                f"{self._about}: its logprobs are {self._apart:.2g} from the truth on average, "
+                f"more than {self._bound.logprob:.2g}; its KV that was compared is equal to the "
+                "bit",
+            )

@@ -13,6 +13,7 @@ import msgspec
 from ekiden.core.config import EngineConfig
 from ekiden.text.tokenizer import Tokenizer
 
+from .bounds import Bounds
 from .cover import Tile
 from .inline import House
 from .layouts import Grid, Pair, sample
@@ -82,7 +83,7 @@ def _in_process(config: VerifyConfig, house: House) -> Part:
         Tokenizer.load(config.model_dir), _block_sizes(cells), config.thread_tokens
     )
     truths = Truths(house, shape, script.prompts, script.max_tokens, progress)
-    grid = ThreadsRun(house, shape, script, truths, config.cell_timeout_s, progress)
+    grid = ThreadsRun(house, shape, script, truths, Bounds(truths), config.cell_timeout_s, progress)
     return Part(
         title="in one process, over the memory wire",
         results=grid.run(cells),
@@ -104,7 +105,13 @@ def _with_processes(config: VerifyConfig, house: House) -> Part:
     truths = Truths(house, shape, named, config.tokens, progress)
     with tempfile.TemporaryDirectory(prefix="ekiden-verify-") as folder:
         grid = ProcessesRun(
-            shape, truths, config.transport, config.cell_timeout_s, Path(folder), progress
+            shape,
+            truths,
+            Bounds(truths),
+            config.transport,
+            config.cell_timeout_s,
+            Path(folder),
+            progress,
         )
         results = asyncio.run(grid.run(config.tiles, cells))
     return Part(

@@ -22,7 +22,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     kv_bytes: int = 0
     kv_tokens_compared: int = 0
     logprob: float = 0.0
-    """The largest distance of a logprob from the truth's."""
+    """By how much an answer's logprobs differ from the truth's on average, at most."""
+    bound: float = 0.0
+    """What that may be."""
 
     @property
     def ok(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -9,13 +10,15 @@ import msgspec
 from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError
 
-from .compare import Reference
+from .compare import Bound, Reference
 from .errand import Errand, make_errand
 from .exchange import Exchange
 from .inline import InlineReplica
-from .judge import bound_of, check_output
+from .judge import Verdict
 from .outcome import CellFailed, Outcome
 from .script import SHARED, Script
+
+log = logging.getLogger(__name__)
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +27,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     script: Script
     names: Sequence[str]
     references: Mapping[str, Reference]
+    bound: Bound
     salt: str
     """New for every pair, so that decode finds nothing of an earlier one."""
     timeout_s: float
@@ -44,6 +48,9 @@ def run_pair(
         outcome.status, outcome.detail = failure.status, failure.detail
     except EkidenError as error:
         outcome.status, outcome.detail = "failed", error.message
+    except Exception as error:  # one pair's trouble must not cost the others
+        log.exception("%s -> %s", prefill.me.replica_id, decode.me.replica_id)
+        outcome.status, outcome.detail = "failed", repr(error)
     return outcome
 
 
@@ -66,17 +73,22 @@ class _PairRun:
         self._exchange = exchange
         self._outcome = outcome
         self._deadline = clock.now() + work.timeout_s
-        self._bound = bound_of(prefill.layout.dtype, decode.layout.dtype)
+        same_kv = prefill.layout.dtype == decode.layout.dtype
+        self._verdicts = {
+            name: Verdict(name, work.references[name], work.bound, outcome, same_kv=same_kv)
+            for name in work.names
+        }
 
     def run(self) -> None:
         errands = [self._first(name) for name in self._work.names]
-        starts = dict.fromkeys(self._work.names, 0)
         self._outcome.prompts = len(errands)
         while errands:
             exchange = self._exchange(self._prefill, self._decode, self._outcome, self._clock)
             exchange.run(errands, self._deadline)
             errands = [
-                again for errand in errands if (again := self._judged(errand, starts)) is not None
+                self._behind(errand)
+                for errand in errands
+                if self._verdicts[errand.name].take(errand.record)
             ]
 
     def _first(self, name: str) -> Errand:
@@ -93,33 +105,16 @@ class _PairRun:
             shares=SHARED if name == "fork" else 0,
         )
 
-    def _judged(self, errand: Errand, starts: dict[str, int]) -> Errand | None:
-        """What is left to do for a prompt whose answer left the truth at a tie."""
-        name, record, start = errand.name, errand.record, starts[errand.name]
-        reference = self._work.references[name]
-        before = self._outcome.equal_tokens
-        difference = check_output(
-            name, reference, record.tokens, record.tops, start, self._bound, self._outcome
-        )
-        self._outcome.tokens += self._outcome.equal_tokens - before + (difference is not None)
-        if difference is None:
-            return None
-        starts[name] = difference.position + 1
-        return self._behind(errand, reference, starts[name])
-
-    def _behind(self, errand: Errand, reference: Reference, start: int) -> Errand | None:
-        """Go on with the truth's token. Not between two KV dtypes: what decode's own tokens left
-        in the truth's cache was not converted, what prefill would send now is."""
-        same = self._prefill.layout.dtype == self._decode.layout.dtype
-        left = len(reference.tokens) - start
-        if not (same and left):
-            return None
+    def _behind(self, errand: Errand) -> Errand:
+        """Go on with the truth's token where the answer left it at a tie."""
+        reference = self._work.references[errand.name]
+        start = self._verdicts[errand.name].start
         salt = f"{self._work.salt}/behind {start}"
         return make_errand(
             errand.name,
             reference.prompt + reference.tokens[:start],
             model=self._prefill.me.model,
-            max_tokens=left,
+            max_tokens=len(reference.tokens) - start,
             salt=salt,
             prefill_salt=salt,
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ekiden.service.supervisor import ChildDied, NotReady, Supervisor
 
+from .bounds import Bounds
 from .cell import Peer, run_cell
 from .cover import Tile
 from .layouts import Layout, Pair
@@ -34,6 +35,7 @@ class ProcessesRun:
         self,
         shape: Shape,
         truths: Truths,
+        bounds: Bounds,
         transport: str,
         timeout_s: float,
         folder: Path,
@@ -41,6 +43,7 @@ class ProcessesRun:
     ) -> None:
         self._shape = shape
         self._truths = truths
+        self._bounds = bounds
         self._transport = transport
         self._timeout_s = timeout_s
         self._folder = folder
@@ -97,7 +100,9 @@ class ProcessesRun:
             return decode
         kinds = prefill.layout.dtype, decode.layout.dtype
         references = await asyncio.to_thread(self._truths.of, *kinds)
-        return await run_cell(prefill, decode, references, secrets.token_hex(8), self._timeout_s)
+        bound = await asyncio.to_thread(self._bounds.of, *kinds)
+        salt = secrets.token_hex(8)
+        return await run_cell(prefill, decode, references, bound, salt, self._timeout_s)
 
     async def _start(self, role: str, layout: Layout) -> Running:
         supervisor = Supervisor(self._folder)

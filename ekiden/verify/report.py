@@ -111,14 +111,16 @@ def _dtype_table(results: Mapping[Pair, Outcome]) -> list[str]:
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for (prefill, decode), outcome in results.items():
         groups.setdefault((prefill.kv, decode.kv), []).append(outcome)
-    rows = [["KV of prefill", "of decode", "cells", "tokens equal", "logprobs within"]]
+    rows = [["KV of prefill", "of decode", "cells", "tokens equal", "logprobs apart", "bound"]]
     for (prefill_kv, decode_kv), outcomes in groups.items():
         counts = ", ".join(f"{n} {status}" for status, n in _counts(outcomes).items() if n)
         tokens = sum(o.tokens for o in outcomes)
         equal = sum(o.equal_tokens for o in outcomes)
         share = f"{equal} of {tokens} ({equal / tokens:.2%})" if tokens else "-"
         distance = f"{max(o.logprob for o in outcomes):.1e}" if tokens else "-"
-        rows.append([prefill_kv or "auto", decode_kv or "auto", counts, share, distance])
+        bound = f"{max(o.bound for o in outcomes):.1e}" if tokens else "-"
+        kinds = [prefill_kv or "auto", decode_kv or "auto"]
+        rows.append([*kinds, counts, share, distance, bound])
     return _aligned(rows)
 
 

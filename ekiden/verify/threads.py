@@ -6,17 +6,14 @@ of the prompts that all pairs share: then a pair costs its transfers and its dec
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Callable, Sequence
 
 from ekiden.core.errors import EkidenError, SetupError
 from kv_transfer.compat import check_pair
 
-from .inline import House, InlineReplica
+from .bounds import Bounds
+from .inline import House, InlineReplica, quiet_threads
 from .layouts import Layout, Pair
 from .outcome import Outcome
 from .pair import Work, run_pair
@@ -26,9 +23,6 @@ from .truth import Truths
 
 OPEN_BYTES = 6 << 30
 """Weights and KV of the prefill replicas that are open at once."""
-SWITCH_S = 0.0005
-"""Ranks wait for one another many times a step: a thread that computes in Python lets go of the
-interpreter after so long (Python's own 5 ms make a step of four ranks half as slow again)."""
 
 Results = dict[Pair, Outcome]
 
@@ -42,6 +36,7 @@ class ThreadsRun:
         shape: Shape,
         script: Script,
         truths: Truths,
+        bounds: Bounds,
         timeout_s: float,
         show: Callable[[str, int, int], None],
     ) -> None:
@@ -49,6 +44,7 @@ class ThreadsRun:
         self._shape = shape
         self._script = script
         self._truths = truths
+        self._bounds = bounds
         self._timeout_s = timeout_s
         self._show = show
         self._prefill: OrderedDict[Layout, InlineReplica | Outcome] = OrderedDict()
@@ -113,10 +109,12 @@ class ThreadsRun:
             return prefill
         if isinstance(decode, Outcome):
             return decode
+        kinds = prefill.layout.dtype, decode.layout.dtype
         work = Work(
             script=self._script,
             names=self._script.names(*cell),
-            references=self._truths.of(prefill.layout.dtype, decode.layout.dtype),
+            references=self._truths.of(*kinds),
+            bound=self._bounds.of(*kinds),
             salt=salt,
             timeout_s=self._timeout_s,
         )
@@ -150,16 +148,3 @@ class ThreadsRun:
             return InlineReplica(self._house, self._shape.of(layout, role), role, str(layout))
         except EkidenError as error:
             return Outcome(status="failed", detail=f"{role} {layout}: {error.message}")
-
-
-@contextmanager
-def quiet_threads() -> Iterator[None]:
-    """One thread of torch for each rank, and short turns at the interpreter."""
-    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
-    torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        sys.setswitchinterval(interval)

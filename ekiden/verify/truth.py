@@ -8,6 +8,7 @@ converted by the rule and written into the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from ekiden.core.types import Delta, Request
 from ekiden.engine.engine import PrefillDone, Ready, Reservation
 
 from .compare import Bits, Reference
-from .inline import House, InlineReplica
+from .inline import House, InlineReplica, quiet_threads
 from .layouts import Layout
 from .reference import Progress, Record, greedy, reference_tokens
 from .rule import bits_tensor, converted
@@ -50,17 +51,25 @@ class Truths:
             self._known[prefill, decode] = dict(zip(self._prompts, found, strict=True))
         return self._known[prefill, decode]
 
+    def alone(self, layout: Layout) -> list[Reference]:
+        """What one replica of this layout gives that prefills and decodes, without any hand-off.
+
+        Raises:
+            SetupError: the model cannot be split so.
+        """
+        engine, prompts = self._shape.of(layout, "decode"), list(self._prompts.values())
+        what = f"one process, {layout}"
+        with quiet_threads():
+            return reference_tokens(engine, prompts, self._max_tokens, partial(self._show, what))
+
     def _compute(self, prefill: str, decode: str) -> list[Reference]:
-        what = f"one process, KV {prefill}" + (f" to {decode}" if prefill != decode else "")
-
-        def progress(done: int, total: int) -> None:
-            self._show(what, done, total)
-
-        source, target = (self._shape.of(Layout(kv=kv), "decode") for kv in (prefill, decode))
-        prompts = list(self._prompts.values())
         if prefill == decode:
-            return reference_tokens(target, prompts, self._max_tokens, progress)
-        return converted_reference(self._house, source, target, prompts, self._max_tokens, progress)
+            return self.alone(Layout(kv=decode))
+        source, target = (self._shape.of(Layout(kv=kv), "decode") for kv in (prefill, decode))
+        show = partial(self._show, f"one process, KV {prefill} to {decode}")
+        prompts = list(self._prompts.values())
+        with quiet_threads():
+            return converted_reference(self._house, source, target, prompts, self._max_tokens, show)
 
 
 def converted_reference(
