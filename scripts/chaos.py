@@ -124,11 +124,11 @@ def start_lane(
 ) -> subprocess.Popen[bytes]:
     order = Lane(
         seed=seed,
-        model_dir=folder / "model",
+        model_dir=str(folder / "model"),
         hosts=hosts,
         kv_transport=args.kv_transport,
         quick=args.quick,
-        logs=args.logs and args.logs.resolve() / str(seed),
+        logs=str(args.logs.resolve() / str(seed)) if args.logs else "",
     )
     file = folder / f"{seed}.lane"
     file.write_bytes(msgspec.json.encode(order))

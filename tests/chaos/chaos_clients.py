@@ -216,4 +216,6 @@ def _refused(body: bytes, outcome: Outcome) -> None:
 
 def _note_usage(usage: dict[str, Any], outcome: Outcome) -> None:
     outcome.usage = usage
-    outcome.fallbacks = [entry["kind"] for entry in usage["ekiden"]["fallbacks"]]
+    fallbacks = usage["ekiden"]["fallbacks"]
+    outcome.fallbacks = [entry["kind"] for entry in fallbacks]
+    outcome.detail = "; ".join(f"{entry['kind']}: {entry['reason']}" for entry in fallbacks)

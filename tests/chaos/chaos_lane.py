@@ -31,12 +31,12 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """What one lane is asked to do."""
 
     seed: int
-    model_dir: Path
+    model_dir: str
     hosts: bool
     kv_transport: str
     quick: bool = False
-    logs: Path | None = None
-    """Where the services' logs are kept."""
+    logs: str = ""
+    """Where the services' logs are kept; empty: nowhere."""
 
 
 def shape_of(lane: Lane) -> Shape:
@@ -50,12 +50,12 @@ async def run_lane(lane: Lane, rows: list[Row]) -> None:
     # The harness's own watcher need not tell that Redis was killed.
     logging.getLogger("ekiden").setLevel(logging.ERROR)
     net = Namespaces(REPLICAS) if lane.hosts else Loopback(REPLICAS)
-    async with World(net, lane.model_dir, shape_of(lane)) as world:
+    async with World(net, Path(lane.model_dir), shape_of(lane)) as world:
         try:
             await _attack(world, lane, rows)
         finally:
-            if lane.logs is not None:
-                world.keep_logs(lane.logs)
+            if lane.logs:
+                world.keep_logs(Path(lane.logs))
 
 
 async def _attack(world: World, lane: Lane, rows: list[Row]) -> None:

@@ -16,6 +16,8 @@ NEXT = 20
 END_WITHIN_S = 40.0
 """For a process that was killed, or told to drain, to end."""
 NOT_REACHED = "not reached"
+PROBED, PROBE_S = ("gateway", "redis"), 5.0
+"""Who is replaced when it has not answered a probe for this long."""
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -28,6 +30,8 @@ class Row(msgspec.Struct, kw_only=True):
     """The states in the books of both replicas just before the fault."""
     outcome: str = NOT_REACHED
     others: list[str] = []
+    details: list[str] = []
+    """Why each of them failed, or was served another way than asked."""
     recovery_s: float = 0.0
     breaches: list[str] = []
     requests: int = 0
@@ -42,7 +46,9 @@ class Round:
         self._scene = Scene(world, ask, Trap(ask.prompt, stage.point))
         self._starts = dict(world.starts)
         self._victims = {name: s.child.ended for name, s in world.services.items()}
-        self.row = Row(fault=fault.name, state=stage.name, seen=[], others=[], breaches=[])
+        self.row = Row(
+            fault=fault.name, state=stage.name, seen=[], others=[], details=[], breaches=[]
+        )
 
     async def run(self) -> Row:
         loop, world, scene = asyncio.get_running_loop(), self._world, self._scene
@@ -63,7 +69,7 @@ class Round:
         if self._fault.lasts_s:
             await asyncio.sleep(self._fault.lasts_s)
             self._undo()
-        outcomes = await asyncio.gather(*tasks)
+        outcomes = await self._until_all_have_ended(tasks)
         await self._restore()
         await self._audit()
         self.row.recovery_s = loop.time() - began
@@ -116,10 +122,18 @@ class Round:
         self._world.cont_all()
         self._world.net.mend()
 
+    async def _until_all_have_ended(self, tasks: list[asyncio.Task[Outcome]]) -> list[Outcome]:
+        """An orchestrator's probe sees a gateway or a Redis that stands still; whether a replica
+        does is for the others to find out, each by its own deadlines."""
+        if self._fault.frozen in PROBED:
+            await asyncio.wait(tasks, timeout=PROBE_S)
+            await self._world.replace(self._fault.frozen)
+        return await asyncio.gather(*tasks)
+
     async def _restore(self) -> None:
         """Undo what is left; see to it that what had to end has, and was started anew."""
         world, fault = self._world, self._fault
-        if fault.frozen:
+        if fault.frozen and fault.frozen not in PROBED:
             await self._world.replace(name_of(self._scene, fault.frozen))
         self._undo()
         if fault.ends:
@@ -162,6 +176,7 @@ class Round:
             for ask, outcome in zip(asks, outcomes, strict=True)
         ]
         self.row.outcome, *self.row.others = [outcome.name for outcome in judged]
+        self.row.details = [outcome.detail for outcome in judged if outcome.detail]
         self.row.requests += len(judged)
         for number, outcome in enumerate(judged):
             who = f"companion {number}" if number else "the request"
