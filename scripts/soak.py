@@ -93,7 +93,7 @@ class Deployment:
 async def soak(args: argparse.Namespace, folder: Path) -> Found:
     model = folder / "model"
     save_tiny_model(model)
-    net, wire = Loopback(()), ("--transport", args.kv_transport)
+    net, wire = Loopback(()), ("--kv-transport", args.kv_transport)
     port = free_port()
     url = f"redis://{net.here}:{port}/0"
     async with HostedStack(folder / "run", model, url, net) as stack:
