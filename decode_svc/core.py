@@ -15,8 +15,7 @@ from ekiden.engine.engine import EngineOutput, Reservation
 from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.session import Arrived, Drained, Failed, SessionEvent
-from kv_transfer.sessions import ReceiveSessions
+from kv_transfer.session import Arrived, Drained, Failed, SealedOut, SessionEvent
 
 from .peers import PrefillPeers
 from .wires import WireChooser
@@ -33,15 +32,25 @@ class Receiver(Protocol):
     def on_failed(self, event: Failed) -> None: ...
 
 
-class DecodeCore(ReplicaCore[ReceiveSessions]):
+class Lender(Protocol):
+    """Who a sending session is for: a prefix that prefill fetches from here."""
+
+    def on_sealed(self, event: SealedOut) -> None: ...
+
+    def on_failed(self, event: Failed) -> None: ...
+
+
+class DecodeCore(ReplicaCore):
     """The engine, the sessions and the peers of one decode replica, and who waits for what."""
 
     def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
         self.lives: dict[str, Life] = {}
         self.freed = asyncio.Event()
         self._receivers: dict[int, Receiver] = {}
+        self._lenders: dict[int, Lender] = {}
         self._reservations: dict[int, int] = {}
-        super().__init__(replica, ReceiveSessions, on_fatal)
+        """By session: the key of the blocks that it writes into or reads."""
+        super().__init__(replica, on_fatal)
         self.peers = PrefillPeers(self.me, replica.config.secret, WireChooser(self).choose)
 
     def _on_output(self, output: EngineOutput) -> None:
@@ -86,7 +95,9 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
         Raises:
             EkidenError: it cannot be opened; the blocks are still the caller's to let go.
         """
-        session, offer = self.sessions.open(request_id, peer, start, end, reservation.blocks, wire)
+        session, offer = self.sessions.receiving.open(
+            request_id, peer, start, end, reservation.blocks, wire
+        )
         self._receivers[session] = receiver
         self._reservations[session] = reservation.key
         self.pump.pump()
@@ -94,21 +105,46 @@ class DecodeCore(ReplicaCore[ReceiveSessions]):
 
     def _on_session(self, event: SessionEvent) -> None:
         receiver = self._receivers.get(event.session)
+        lender = self._lenders.get(event.session)
         if isinstance(event, Drained):
             self._receivers.pop(event.session, None)
+            self._lenders.pop(event.session, None)
             key = self._reservations.pop(event.session)
             self.let_go(key)
         elif receiver is not None and isinstance(event, Arrived):
             receiver.on_arrived(event)
         elif receiver is not None and isinstance(event, Failed):
             receiver.on_failed(event)
+        elif lender is not None and isinstance(event, SealedOut):
+            lender.on_sealed(event)
+        elif lender is not None and isinstance(event, Failed):
+            lender.on_failed(event)
+
+    def open_lending(
+        self, lender: Lender, offer: bytes, peer: ReplicaDescription, reservation: Reservation
+    ) -> int:
+        """Send what ``offer`` asks for out of blocks that are held; they are let go once nobody
+        reads them any more. Returns the session.
+
+        Raises:
+            EkidenError: the offer cannot be served; the blocks are still the caller's to let go.
+        """
+        session = self.sessions.sending.open(offer, peer)
+        self._lenders[session] = lender
+        self._reservations[session] = reservation.key
+        if self.sessions.sending.asked_tokens(session) > reservation.held_tokens:
+            self.fail_session(session, "decode does not hold so much of the prefix")
+        else:
+            self.say_computed(session, reservation.blocks)
+            self.pump.pump()
+        return session
 
     def let_go(self, key: int) -> None:
         """Nobody writes into the blocks of reservation ``key`` any more."""
         self.bridge.post(lambda engine: engine.writer_done(key))
 
     def seal_session(self, session: int, seal: bytes) -> None:
-        self.sessions.sealed(session, seal)
+        self.sessions.receiving.sealed(session, seal)
         self.pump.pump()
 
     def _notify_freed(self) -> None:

@@ -14,6 +14,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import msgspec
 
 from ekiden.core.errors import EkidenError
 from ekiden.core.types import Request, TokenSources, TransferStats
@@ -23,6 +24,7 @@ from ekiden.rpc.convert import delta_from_pb, error_from_pb, request_to_pb
 from kv_transfer.session import Arrived, Failed
 
 from .core import DecodeCore
+from .lending import Lending
 from .peers import PrefillPeer
 from .timeline import Timeline
 
@@ -53,6 +55,8 @@ class Handoff:
         self.reservation: Reservation
         self.sources = TokenSources()
         self.transfer = TransferStats()
+        self.fetch_failure = ""
+        """Why prefill computed a prefix that it had tried to fetch from here."""
         self._binding = False
         self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
 
@@ -92,10 +96,14 @@ class Handoff:
         self.state = "reserving blocks here"
         await self._reserve(ready.answer_within_s)
         offer = self._open_session()
-        reserved = pb.Reserved(held_tokens=self.reservation.held_tokens, offer=offer)
-        await self._say(call, pb.PrefillRequest(reserved=reserved))
+        await self._say(call, pb.PrefillRequest(reserved=self._reserved(offer)))
         self.state = "about to prefill"
-        await self._next(call, "started")
+        event = await self._next(call, "started", "fetch")
+        if event.WhichOneof("kind") == "fetch":
+            self.state = "lending it a prefix"
+            await self._lend(call, event.fetch.offer)
+            event = await self._next(call, "started")
+        self._note_fetch(event.started)
         self._timeline.prefill_started()
         self.state = "prefilling"
         await self._take_tokens((await self._next(call, "hand_off")).hand_off)
@@ -120,6 +128,29 @@ class Handoff:
             raise self._failed(error.message) from error
         return offer
 
+    def _reserved(self, offer: bytes) -> pb.Reserved:
+        held, lend = self.reservation.held_tokens, self.peer.lend
+        if lend is None or not held:
+            return pb.Reserved(held_tokens=held, offer=offer)
+        return pb.Reserved(
+            held_tokens=held,
+            offer=offer,
+            lend_wire=lend.wire,
+            lend_bytes_per_s=lend.bytes_per_s,
+        )
+
+    async def _lend(self, call: Call, offer: bytes) -> None:
+        """Send prefill a part of the prefix that is cached here, or say why not."""
+        lending = Lending(self.core, self.request, self.peer.description)
+        lent = await lending.run(offer, self.reservation.held_tokens)
+        await self._say(call, pb.PrefillRequest(lent=lent))
+
+    def _note_fetch(self, started: pb.Started) -> None:
+        self.fetch_failure = started.fetch_failure
+        self.transfer = TransferStats(
+            fetched_tokens=started.fetched_tokens, fetched_bytes=started.fetched_bytes
+        )
+
     def _start(self) -> pb.PrefillStart:
         return pb.PrefillStart(
             request=request_to_pb(self.request),
@@ -137,8 +168,8 @@ class Handoff:
             code, details = await call.code(), await call.details()
             raise self._failed(f"the call had ended with {code.name}: {details}") from error
 
-    async def _next(self, call: Call, kind: str) -> pb.PrefillEvent:
-        """The next message, which must be of ``kind``; a failed session ends the wait."""
+    async def _next(self, call: Call, *kinds: str) -> pb.PrefillEvent:
+        """The next message, which must be of ``kinds``; a failed session ends the wait."""
         reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
         waits: set[asyncio.Future[Any]] = {reading, self._arrival}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -151,8 +182,8 @@ class Handoff:
         got = event.WhichOneof("kind")
         if got == "failed":
             raise self._failed(error_from_pb(event.failed).message)
-        if got != kind:
-            raise self._failed(f"it said {got} where {kind} was due")
+        if got not in kinds:
+            raise self._failed(f"it said {got} where {' or '.join(kinds)} was due")
         return event
 
     async def _reserve(self, within_s: float) -> None:
@@ -202,8 +233,8 @@ class Handoff:
 
     async def _adopt(self) -> None:
         arrived = await self._arrival
-        self.transfer = TransferStats(
-            bytes=arrived.bytes, seconds=arrived.seconds, wire=arrived.wire
+        self.transfer = msgspec.structs.replace(
+            self.transfer, bytes=arrived.bytes, seconds=arrived.seconds, wire=arrived.wire
         )
         await self.core.bridge.call(lambda engine: engine.adopt(self.request.request_id))
 

@@ -145,6 +145,8 @@ class Life:
             return False
         except ReplicaFailed as failure:
             return await self._after_failure(AttemptFailed(failure.message))
+        if self._handoff.fetch_failure:
+            self._fall_back("prefix_fetch", self._handoff.fetch_failure)
         self.timeline.kv_ready()
         return True
 

@@ -17,7 +17,7 @@ from ekiden.rpc.convert import from_pb, to_pb
 from ekiden.service.servicer import check_meeting
 from kv_transfer.description import ReplicaDescription
 
-from .wires import Measured
+from .wires import Choice, Measured
 
 MAX_PEERS = 64
 MEET_TIMEOUT_S = 3.0
@@ -32,9 +32,11 @@ class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
     stub: prefill_pb2_grpc.PrefillStub
     wire: str
     """That its KV takes to here."""
+    lend: Measured | None
+    """What KV of here can take to it; None: nothing can, or it would not be the same there."""
 
 
-Choose = Callable[[ReplicaDescription, prefill_pb2_grpc.PrefillStub], Awaitable[Measured]]
+Choose = Callable[[ReplicaDescription, prefill_pb2_grpc.PrefillStub], Awaitable[Choice]]
 
 
 class PrefillPeers:
@@ -102,8 +104,15 @@ class PrefillPeers:
             raise ReplicaFailed(f"{who} has restarted since it was chosen")
         check_meeting(self._me, description)
         stub = prefill_pb2_grpc.PrefillStub(channel)
-        wire = (await self._choose(description, stub)).wire
-        return PrefillPeer(description=description, channel=channel, stub=stub, wire=wire)
+        choice = await self._choose(description, stub)
+        lend = choice.lend if description.kv.dtype == self._me.kv.dtype else None
+        return PrefillPeer(
+            description=description,
+            channel=channel,
+            stub=stub,
+            wire=choice.take.wire,
+            lend=lend,
+        )
 
     def _remember(self, candidate: PrefillCandidate, outcome: PrefillPeer | SetupError) -> None:
         """Keep the outcome; forget earlier lives at this address and the longest unused."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import msgspec
@@ -49,15 +49,20 @@ class Measured(msgspec.Struct, frozen=True):
         return f"{self.wire} {self.bytes_per_s / 1e9:.2f} GB/s"
 
 
+class Choice(NamedTuple):
+    """``take``: for KV that comes; ``lend``: for what goes back, None if nothing can."""
+
+    take: Measured
+    lend: Measured | None
+
+
 class WireChooser:
     """Measures on behalf of one decode replica."""
 
     def __init__(self, core: DecodeCore) -> None:
         self._core = core
 
-    async def choose(
-        self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub
-    ) -> Measured:
+    async def choose(self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub) -> Choice:
         """The wire to take from ``peer``; says which, and why, in the log.
 
         Raises:
@@ -75,7 +80,9 @@ class WireChooser:
             raise ReplicaFailed(f"no KV wire to {peer.replica_id} works: {'; '.join(failures)}")
         best = fastest(works)
         _tell(peer.replica_id, best, [found for found in works if found is not best], failures)
-        return best
+        # A mapped wire has one direction: decode's pool is not shared.
+        other_way = [found for found in works if found.wire not in MAPPED_WIRES]
+        return Choice(best, fastest(other_way) if other_way else None)
 
     async def _measure(
         self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub, wire: str

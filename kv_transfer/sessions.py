@@ -25,6 +25,7 @@ from kv_transfer.messages import (
     BlockRead,
     OpenReceive,
     OpenSend,
+    PortEvent,
     Seal,
     SessionOffer,
     TransferLimits,
@@ -43,7 +44,15 @@ from kv_transfer.session import (
     Terms,
 )
 
-__all__ = ["Arrived", "Drained", "Failed", "ReceiveSessions", "SealedOut", "SendSessions"]
+__all__ = [
+    "Arrived",
+    "Drained",
+    "Failed",
+    "ReceiveSessions",
+    "SealedOut",
+    "SendSessions",
+    "Sessions",
+]
 
 PIECE_BYTES = 32 << 20
 """Of a segment that is read out of a mapped pool: no slot has to hold it."""
@@ -85,7 +94,11 @@ class _Sessions(Generic[S]):
         event = decode_event(message)
         if isinstance(event, BlockRead):
             self.dropped += 1
-            return
+        else:
+            self.hear(rank, event)
+
+    def hear(self, rank: int, event: PortEvent) -> None:
+        """The same, decoded."""
         session = self._open.get(event.session)
         if session is None or event.epoch != self._me.epoch:
             self.dropped += 1
@@ -304,6 +317,51 @@ class SendSessions(_Sessions[SendSession]):
                 f"of {offer.segment_tokens} under nonce {offer.nonce}, outside of what "
                 f"{self._me.replica_id} can send"
             )
+
+
+class Sessions:
+    """All hand-offs of one replica. Prefill sends, but for prefixes that it fetches; decode the
+    other way about. The numbers of sessions tell the direction: those that receive are odd."""
+
+    def __init__(
+        self, me: ReplicaDescription, send_port: SendPort, clock: Clock, limits: TransferLimits
+    ) -> None:
+        self.receiving = ReceiveSessions(me, send_port, clock, limits)
+        self.sending = SendSessions(me, send_port, clock, limits)
+
+    @property
+    def open_count(self) -> int:
+        return self.receiving.open_count + self.sending.open_count
+
+    def states(self) -> list[str]:
+        return self.receiving.states() + self.sending.states()
+
+    def stuck(self) -> list[str]:
+        return self.receiving.stuck() + self.sending.stuck()
+
+    def on_port(self, rank: int, message: bytes) -> None:
+        event = decode_event(message)
+        if isinstance(event, BlockRead):
+            self.receiving.dropped += 1
+        elif event.session % 2:
+            self.receiving.hear(rank, event)
+        else:
+            self.sending.hear(rank, event)
+
+    def fail(self, session: int, reason: str) -> None:
+        self.receiving.fail(session, reason)
+        self.sending.fail(session, reason)
+
+    def tick(self) -> None:
+        self.receiving.tick()
+        self.sending.tick()
+
+    def next_deadline(self) -> float | None:
+        both = (self.receiving.next_deadline(), self.sending.next_deadline())
+        return min((deadline for deadline in both if deadline is not None), default=None)
+
+    def poll(self) -> list[SessionEvent]:
+        return [*self.receiving.poll(), *self.sending.poll()]
 
 
 def _check_range(request_id: str, start: int, end: int, capacity: int) -> None:

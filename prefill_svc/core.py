@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ekiden.core.errors import BadRequest, EkidenError, Unavailable
 from ekiden.core.types import Delta
@@ -15,22 +16,33 @@ from ekiden.engine.engine import EngineEvent, EngineOutput
 from ekiden.service.core import ReplicaCore
 from ekiden.service.replica import Replica
 from kv_transfer.description import ReplicaDescription
-from kv_transfer.messages import Computed, encode
-from kv_transfer.session import Drained, Failed, SealedOut, SessionEvent
-from kv_transfer.sessions import SendSessions
+from kv_transfer.session import Arrived, Drained, Failed, SealedOut, SessionEvent
+
+
+class Fetching(Protocol):
+    """Who a receiving session is for: a prefix that is fetched from decode."""
+
+    key: int
+    """Of the blocks that it writes into."""
+
+    def on_arrived(self, event: Arrived) -> None: ...
+
+    def on_failed(self, event: Failed) -> None: ...
+
 
 Happening = EngineEvent | Delta | SealedOut | Failed | EkidenError
 """What a run may be told."""
 
 
-class PrefillCore(ReplicaCore[SendSessions]):
+class PrefillCore(ReplicaCore):
     """The engine, the sessions and the peers of one prefill replica, and who waits for what."""
 
     def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
         self._inboxes: dict[str, asyncio.Queue[Happening]] = {}
         self._sessions: dict[int, str] = {}
+        self._fetches: dict[int, Fetching] = {}
         self._numbers = itertools.count(1)
-        super().__init__(replica, SendSessions, on_fatal)
+        super().__init__(replica, on_fatal)
 
     def caller(self, prefill_epoch: int, replica_id: str, epoch: int) -> ReplicaDescription:
         """The decode replica that calls, if both sides live the lives they believe in.
@@ -75,22 +87,22 @@ class PrefillCore(ReplicaCore[SendSessions]):
         Raises:
             EkidenError: the offer is of another life, or cannot be served.
         """
-        session = self.sessions.open(offer, peer)
+        session = self.sessions.sending.open(offer, peer)
         self._sessions[session] = local_id
         self.pump.pump()
         return session
 
-    def send_anything(self, session: int, tokens: int) -> None:
-        """Have the ranks send ``tokens`` positions of whatever is in their caches.
+    def send_anything(self, session: int) -> None:
+        """Have the ranks send what a session asks for out of whatever is in their caches.
 
         Raises:
-            BadRequest: the cache does not have so many.
+            BadRequest: the cache does not have so many positions.
         """
+        tokens = self.sessions.sending.asked_tokens(session)
         count = -(-tokens // self.me.kv.block_size)
         if count > self.replica.executor.num_blocks:
             raise BadRequest(f"{tokens} positions are more than this replica's KV cache has")
-        command = Computed(session=session, end=tokens, blocks=tuple(range(count)))
-        self.replica.executor.send_port(encode(command), None)
+        self.say_computed(session, range(count))
 
     def _tell(self, local_id: str, happening: Happening) -> None:
         if inbox := self._inboxes.get(local_id):
@@ -103,6 +115,9 @@ class PrefillCore(ReplicaCore[SendSessions]):
             self._tell(event.request_id, event)
 
     def _on_session(self, event: SessionEvent) -> None:
+        if (fetching := self._fetches.get(event.session)) is not None:
+            self._on_fetch(fetching, event)
+            return
         local_id = self._sessions.get(event.session)
         if local_id is None:
             return
@@ -113,6 +128,39 @@ class PrefillCore(ReplicaCore[SendSessions]):
         elif isinstance(event, SealedOut | Failed):
             self._tell(local_id, event)
 
+    def open_fetch(
+        self,
+        fetching: Fetching,
+        peer: ReplicaDescription,
+        start: int,
+        end: int,
+        blocks: Sequence[int],
+        wire: str,
+    ) -> tuple[int, bytes]:
+        """Open the session that fills blocks of a prefix; returns its number and the offer.
+
+        Raises:
+            EkidenError: it cannot be opened; the blocks are still the caller's to let go.
+        """
+        session, offer = self.sessions.receiving.open("prefix", peer, start, end, blocks, wire)
+        self._fetches[session] = fetching
+        self.pump.pump()
+        return session, offer
+
+    def seal_fetch(self, session: int, seal: bytes) -> None:
+        self.sessions.receiving.sealed(session, seal)
+        self.pump.pump()
+
+    def _on_fetch(self, fetching: Fetching, event: SessionEvent) -> None:
+        if isinstance(event, Arrived):
+            fetching.on_arrived(event)
+        elif isinstance(event, Failed):
+            fetching.on_failed(event)
+        elif isinstance(event, Drained):
+            del self._fetches[event.session]
+            key = fetching.key
+            self.bridge.post(lambda engine: engine.writer_done(key))
+
     def _tell_all(self, error: EkidenError) -> None:
         for local_id in list(self._inboxes):
             self._tell(local_id, error)
@@ -120,4 +168,4 @@ class PrefillCore(ReplicaCore[SendSessions]):
     @property
     def busy(self) -> bool:
         """Whether a run or a session is still open."""
-        return bool(self._inboxes or self._sessions)
+        return bool(self._inboxes or self._sessions or self._fetches)

@@ -23,7 +23,7 @@ async def probe(core: PrefillCore, request: pb.ProbeRequest) -> pb.Sealed:
     session, sealed = 0, None
     try:
         session = core.open_session(local_id, request.offer, peer)
-        core.send_anything(session, core.sessions.asked_tokens(session))
+        core.send_anything(session)
         while sealed is None:
             happening = await inbox.get()
             if isinstance(happening, EkidenError):

@@ -32,6 +32,7 @@ from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Failed, SealedOut
 
 from .core import Happening, PrefillCore
+from .fetch import FETCH_S, PrefixFetch
 
 START_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 20.0
@@ -71,9 +72,23 @@ class PrefillRun:
             await self._next(Ready)
             yield pb.PrefillEvent(ready=pb.Ready(answer_within_s=ANSWER_TIMEOUT_S))
             reserved = (await _receive(requests, ANSWER_TIMEOUT_S, "Reserved")).reserved
+            fetch = PrefixFetch(self._core, request, reserved, peer)
+            if (offer := await fetch.begin()) is not None:
+                try:
+                    yield pb.PrefillEvent(fetch=pb.Fetch(offer=offer))
+                    await fetch.finish((await _receive(requests, FETCH_S, "Lent")).lent)
+                finally:
+                    fetch.abandon()
             await self._open(reserved.offer, peer)
             started = await self._next(Started)
-            yield pb.PrefillEvent(started=pb.Started(cached_tokens=started.cached_tokens))
+            yield pb.PrefillEvent(
+                started=pb.Started(
+                    cached_tokens=started.cached_tokens,
+                    fetched_tokens=fetch.tokens,
+                    fetched_bytes=fetch.bytes,
+                    fetch_failure=fetch.failure,
+                )
+            )
             done = await self._next(PrefillDone)
             yield pb.PrefillEvent(hand_off=self._hand_off(done, request.request_id))
             sealed = await self._next(SealedOut)

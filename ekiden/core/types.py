@@ -113,6 +113,9 @@ class TransferStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     seconds: float = 0.0
     wire: str = ""
+    fetched_tokens: int = 0
+    fetched_bytes: int = 0
+    """What prefill took from decode's cache, instead of computing it, to go on from."""
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ekiden.cache.block_pool import BlockPool
+from ekiden.cache.prefix_index import Parent
 from ekiden.core.config import EngineConfig
 from ekiden.core.types import Delta, Request
 from ekiden.engine.intake import Intake
@@ -120,6 +121,32 @@ class Requests:
         key = self._writers.hold(blocks)
         self.pool.release(blocks)
         return Reservation(key=key, blocks=tuple(blocks), held_tokens=0)
+
+    def hold_prefix(self, tokens: Sequence[int], salt: str) -> Reservation | None:
+        """Hold blocks for the whole blocks of ``tokens``: cached ones as they are, and others for
+        KV that another replica will write. None: no room. ``held_tokens`` are the cached ones."""
+        chain = self._intake.chain_of(salt)
+        keys = chain.upto(tokens, len(tokens))
+        hits = self.pool.find(chain.root, keys)
+        self.pool.retain(hits)
+        fresh = self.pool.allocate(len(keys) - len(hits))
+        blocks = hits + (fresh or [])
+        key = self._writers.hold(blocks)
+        self.pool.release(blocks)
+        if fresh is None:
+            self._writers.done(key)
+            return None
+        held = len(hits) * self.config.block_size
+        return Reservation(key=key, blocks=tuple(blocks), held_tokens=held)
+
+    def publish_prefix(self, tokens: Sequence[int], salt: str, blocks: Sequence[int]) -> None:
+        """``blocks``, which ``hold_prefix`` holds, have the KV of ``tokens`` now: let requests find
+        them."""
+        chain = self._intake.chain_of(salt)
+        parent: Parent | None = chain.root
+        for block, key in zip(blocks, chain.upto(tokens, len(tokens)), strict=True):
+            if parent is not None:
+                parent = self.pool.publish(block, key, parent)
 
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for the whole prompt, for KV that another replica will write.

@@ -156,14 +156,18 @@ class TimeSplit(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class TransferStats(_message.Message):
-    __slots__ = ("bytes", "seconds", "wire")
+    __slots__ = ("bytes", "seconds", "wire", "fetched_tokens", "fetched_bytes")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     WIRE_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     seconds: float
     wire: str
-    def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., wire: _Optional[str] = ...) -> None: ...
+    fetched_tokens: int
+    fetched_bytes: int
+    def __init__(self, bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., wire: _Optional[str] = ..., fetched_tokens: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class Fallback(_message.Message):
     __slots__ = ("kind", "reason")

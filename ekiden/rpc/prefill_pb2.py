@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from ekiden.rpc import common_pb2 as ekiden_dot_rpc_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65kiden/rpc/prefill.proto\x12\nekiden.rpc\x1a\x17\x65kiden/rpc/common.proto\"b\n\x0cProbeRequest\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x02 \x01(\x04\x12\x15\n\rprefill_epoch\x18\x03 \x01(\x04\x12\r\n\x05offer\x18\x04 \x01(\x0c\"m\n\x0ePrefillRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.ekiden.rpc.PrefillStartH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.ekiden.rpc.ReservedH\x00\x42\x06\n\x04kind\"y\n\x0cPrefillStart\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.ekiden.rpc.Request\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x03 \x01(\x04\x12\x15\n\rprefill_epoch\x18\x04 \x01(\x04\".\n\x08Reserved\x12\x13\n\x0bheld_tokens\x18\x01 \x01(\r\x12\r\n\x05offer\x18\x02 \x01(\x0c\"\xd6\x01\n\x0cPrefillEvent\x12\"\n\x05ready\x18\x01 \x01(\x0b\x32\x11.ekiden.rpc.ReadyH\x00\x12&\n\x07started\x18\x02 \x01(\x0b\x32\x13.ekiden.rpc.StartedH\x00\x12\'\n\x08hand_off\x18\x03 \x01(\x0b\x32\x13.ekiden.rpc.HandOffH\x00\x12$\n\x06sealed\x18\x04 \x01(\x0b\x32\x12.ekiden.rpc.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x11.ekiden.rpc.ErrorH\x00\x42\x06\n\x04kind\" \n\x05Ready\x12\x17\n\x0f\x61nswer_within_s\x18\x01 \x01(\x01\" \n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\"\\\n\x07HandOff\x12!\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x11.ekiden.rpc.Delta\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x06Sealed\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x32\x81\x01\n\x07Prefill\x12?\n\x03Run\x12\x1a.ekiden.rpc.PrefillRequest\x1a\x18.ekiden.rpc.PrefillEvent(\x01\x30\x01\x12\x35\n\x05Probe\x12\x18.ekiden.rpc.ProbeRequest\x1a\x12.ekiden.rpc.Sealedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65kiden/rpc/prefill.proto\x12\nekiden.rpc\x1a\x17\x65kiden/rpc/common.proto\"b\n\x0cProbeRequest\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x01 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x02 \x01(\x04\x12\x15\n\rprefill_epoch\x18\x03 \x01(\x04\x12\r\n\x05offer\x18\x04 \x01(\x0c\"\x8f\x01\n\x0ePrefillRequest\x12)\n\x05start\x18\x01 \x01(\x0b\x32\x18.ekiden.rpc.PrefillStartH\x00\x12(\n\x08reserved\x18\x02 \x01(\x0b\x32\x14.ekiden.rpc.ReservedH\x00\x12 \n\x04lent\x18\x03 \x01(\x0b\x32\x10.ekiden.rpc.LentH\x00\x42\x06\n\x04kind\"y\n\x0cPrefillStart\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.ekiden.rpc.Request\x12\x16\n\x0e\x64\x65\x63ode_replica\x18\x02 \x01(\t\x12\x14\n\x0c\x64\x65\x63ode_epoch\x18\x03 \x01(\x04\x12\x15\n\rprefill_epoch\x18\x04 \x01(\x04\"[\n\x08Reserved\x12\x13\n\x0bheld_tokens\x18\x01 \x01(\r\x12\r\n\x05offer\x18\x02 \x01(\x0c\x12\x11\n\tlend_wire\x18\x03 \x01(\t\x12\x18\n\x10lend_bytes_per_s\x18\x04 \x01(\x01\"%\n\x04Lent\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"\xfa\x01\n\x0cPrefillEvent\x12\"\n\x05ready\x18\x01 \x01(\x0b\x32\x11.ekiden.rpc.ReadyH\x00\x12&\n\x07started\x18\x02 \x01(\x0b\x32\x13.ekiden.rpc.StartedH\x00\x12\'\n\x08hand_off\x18\x03 \x01(\x0b\x32\x13.ekiden.rpc.HandOffH\x00\x12$\n\x06sealed\x18\x04 \x01(\x0b\x32\x12.ekiden.rpc.SealedH\x00\x12#\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x11.ekiden.rpc.ErrorH\x00\x12\"\n\x05\x66\x65tch\x18\x06 \x01(\x0b\x32\x11.ekiden.rpc.FetchH\x00\x42\x06\n\x04kind\" \n\x05Ready\x12\x17\n\x0f\x61nswer_within_s\x18\x01 \x01(\x01\"f\n\x07Started\x12\x15\n\rcached_tokens\x18\x01 \x01(\r\x12\x16\n\x0e\x66\x65tched_tokens\x18\x02 \x01(\r\x12\x15\n\rfetched_bytes\x18\x03 \x01(\x04\x12\x15\n\rfetch_failure\x18\x04 \x01(\t\"\x16\n\x05\x46\x65tch\x12\r\n\x05offer\x18\x01 \x01(\x0c\"\\\n\x07HandOff\x12!\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x11.ekiden.rpc.Delta\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x16\n\x06Sealed\x12\x0c\n\x04seal\x18\x01 \x01(\x0c\x32\x81\x01\n\x07Prefill\x12?\n\x03Run\x12\x1a.ekiden.rpc.PrefillRequest\x1a\x18.ekiden.rpc.PrefillEvent(\x01\x30\x01\x12\x35\n\x05Probe\x12\x18.ekiden.rpc.ProbeRequest\x1a\x12.ekiden.rpc.Sealedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,22 +34,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROBEREQUEST']._serialized_start=65
   _globals['_PROBEREQUEST']._serialized_end=163
-  _globals['_PREFILLREQUEST']._serialized_start=165
-  _globals['_PREFILLREQUEST']._serialized_end=274
-  _globals['_PREFILLSTART']._serialized_start=276
-  _globals['_PREFILLSTART']._serialized_end=397
-  _globals['_RESERVED']._serialized_start=399
-  _globals['_RESERVED']._serialized_end=445
-  _globals['_PREFILLEVENT']._serialized_start=448
-  _globals['_PREFILLEVENT']._serialized_end=662
-  _globals['_READY']._serialized_start=664
-  _globals['_READY']._serialized_end=696
-  _globals['_STARTED']._serialized_start=698
-  _globals['_STARTED']._serialized_end=730
-  _globals['_HANDOFF']._serialized_start=732
-  _globals['_HANDOFF']._serialized_end=824
-  _globals['_SEALED']._serialized_start=826
-  _globals['_SEALED']._serialized_end=848
-  _globals['_PREFILL']._serialized_start=851
-  _globals['_PREFILL']._serialized_end=980
+  _globals['_PREFILLREQUEST']._serialized_start=166
+  _globals['_PREFILLREQUEST']._serialized_end=309
+  _globals['_PREFILLSTART']._serialized_start=311
+  _globals['_PREFILLSTART']._serialized_end=432
+  _globals['_RESERVED']._serialized_start=434
+  _globals['_RESERVED']._serialized_end=525
+  _globals['_LENT']._serialized_start=527
+  _globals['_LENT']._serialized_end=564
+  _globals['_PREFILLEVENT']._serialized_start=567
+  _globals['_PREFILLEVENT']._serialized_end=817
+  _globals['_READY']._serialized_start=819
+  _globals['_READY']._serialized_end=851
+  _globals['_STARTED']._serialized_start=853
+  _globals['_STARTED']._serialized_end=955
+  _globals['_FETCH']._serialized_start=957
+  _globals['_FETCH']._serialized_end=979
+  _globals['_HANDOFF']._serialized_start=981
+  _globals['_HANDOFF']._serialized_end=1073
+  _globals['_SEALED']._serialized_start=1075
+  _globals['_SEALED']._serialized_end=1097
+  _globals['_PREFILL']._serialized_start=1100
+  _globals['_PREFILL']._serialized_end=1229
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ from ekiden.engine.engine import Engine, EngineOutput
 from ekiden.engine.executor import HostingExecutor
 from ekiden.engine.loop import EngineLoop
 from kv_transfer.session import SessionEvent
-from kv_transfer.sessions import ReceiveSessions, SendSessions
+from kv_transfer.sessions import Sessions
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class SessionPump:
 
     def __init__(
         self,
-        sessions: ReceiveSessions | SendSessions,
+        sessions: Sessions,
         clock: Clock,
         on_event: Callable[[SessionEvent], None],
     ) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
 
 from ekiden.core.errors import EkidenError, ReplicaFailed
 from ekiden.core.types import BlockBooks, ReplicaStats
@@ -19,21 +18,17 @@ from ekiden.service.bridge import EngineBridge, SessionPump
 from ekiden.service.kv_reader import KvReader
 from ekiden.service.replica import Replica
 from ekiden.service.servicer import PeerTable, ReplicaServicer
-from kv_transfer.messages import TransferLimits
+from kv_transfer.messages import Computed, TransferLimits, encode
 from kv_transfer.session import SessionEvent
-from kv_transfer.sessions import ReceiveSessions, SendSessions
-
-S = TypeVar("S", ReceiveSessions, SendSessions)
+from kv_transfer.sessions import Sessions
 
 STOP_TIMEOUT_S = 5.0
 
 
-class ReplicaCore(ABC, Generic[S]):
+class ReplicaCore(ABC):
     """Lives on the service's event loop; a role says what its engine and sessions' words mean."""
 
-    def __init__(
-        self, replica: Replica, sessions: type[S], on_fatal: Callable[[BaseException], None]
-    ) -> None:
+    def __init__(self, replica: Replica, on_fatal: Callable[[BaseException], None]) -> None:
         self.replica = replica
         self.clock = replica.clock
         self.me = replica.describe()
@@ -41,7 +36,7 @@ class ReplicaCore(ABC, Generic[S]):
         self._on_fatal = on_fatal
         executor = replica.executor
         self.bridge = EngineBridge(replica.engine, executor, self._on_output, self._fatal)
-        self.sessions: S = sessions(self.me, executor.send_port, self.clock, TransferLimits())
+        self.sessions = Sessions(self.me, executor.send_port, self.clock, TransferLimits())
         self.pump = SessionPump(self.sessions, self.clock, self._on_session)
         self.reader = KvReader(self.bridge, executor.send_port, len(self.me.kv.ranks))
         executor.on_port_message(self._on_port)
@@ -76,6 +71,12 @@ class ReplicaCore(ABC, Generic[S]):
         """Give a hand-off up; its blocks stay held until it has drained."""
         self.sessions.fail(session, reason)
         self.pump.pump()
+
+    def say_computed(self, session: int, blocks: Sequence[int]) -> None:
+        """Have the ranks send a session's KV out of ``blocks``, without a step that computes it."""
+        end = self.sessions.sending.asked_tokens(session)
+        command = Computed(session=session, end=end, blocks=tuple(blocks))
+        self.replica.executor.send_port(encode(command), None)
 
     async def audit(self) -> tuple[BlockBooks, ReplicaStats]:
         """The books and the load of this moment."""

@@ -30,8 +30,8 @@ class FakeCore:
     """Everything a run asks for; the test puts the happenings into ``inbox``."""
 
     def __init__(self) -> None:
-        self.me = SimpleNamespace(replica_id="p-1", epoch=5, model="m")
-        self.met = SimpleNamespace(get=lambda replica_id, epoch: SimpleNamespace())
+        kv = SimpleNamespace(block_size=16)
+        self.me = SimpleNamespace(replica_id="p-1", epoch=5, model="m", kv=kv)
         self.bridge = SimpleNamespace(call=self._call, post=lambda function: None)
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
         self.failed: list[int] = []
@@ -39,6 +39,10 @@ class FakeCore:
 
     async def _call(self, _function: object) -> None:
         return None
+
+    def caller(self, prefill_epoch: int, replica_id: str, epoch: int) -> SimpleNamespace:
+        assert (prefill_epoch, replica_id, epoch) == (5, "d-1", 3)
+        return SimpleNamespace()
 
     def open_run(self, request_id: str) -> tuple[str, asyncio.Queue[Any]]:
         return f"{request_id}#1", self.inbox
