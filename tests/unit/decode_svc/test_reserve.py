@@ -45,7 +45,7 @@ class FakeCore:
 
 
 def _handoff(core: FakeCore) -> Handoff:
-    peer = SimpleNamespace(description=SimpleNamespace(replica_id="p-1"))
+    peer = SimpleNamespace(wire="memory", lend=None, description=SimpleNamespace(replica_id="p-1"))
     fake: Any = core
     return Handoff(fake, REQUEST, peer, Timeline(ManualClock()))  # type: ignore[arg-type]
 
