@@ -41,7 +41,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 def shape_of(lane: Lane) -> Shape:
     split = SHAPES[lane.seed % len(SHAPES)]
-    wire = ("--transport", lane.kv_transport) if lane.kv_transport else ()
+    wire = ("--kv-transport", lane.kv_transport) if lane.kv_transport else ()
     return msgspec.structs.replace(split, wire=wire)
 
 
