@@ -44,13 +44,12 @@ class Bounds:
     def of(self, prefill: str, decode: str) -> Bound:
         """For a hand-off from KV of the one dtype to KV of the other."""
         kinds = list(dict.fromkeys((prefill, decode)))
-        noises = [self._of(kind) for kind in kinds]
-        if kinds == ["float32"]:
-            tie = TIE
-        else:
-            tie = max(TIE, 2 * MARGIN * sum(noise.largest for noise in noises))
-        floor = max(FLOORS[kind] for kind in kinds)
-        return Bound(logprob=max(floor, MARGIN * sum(noise.average for noise in noises)), tie=tie)
+        noises, floor = [self._of(kind) for kind in kinds], max(FLOORS[kind] for kind in kinds)
+        average = MARGIN * sum(noise.average for noise in noises)
+        # Each of the two best logits may move.
+        swap = 2 * max(floor, MARGIN * sum(noise.largest for noise in noises))
+        tie = TIE if kinds == ["float32"] else swap
+        return Bound(logprob=max(floor, average), tie=tie)
 
     def _of(self, kind: str) -> Noise:
         if kind not in self._noise:

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 
 import msgspec
-from chaos_net import Namespaces
+from chaos_net import LINKS, Namespaces
 from chaos_relay import LIES
 from chaos_stages import STAGES, Scene
 from chaos_world import EVERYBODY
@@ -42,7 +42,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     promise: bool = False
     """No request may fail: what broke is not the last resort."""
     hosts: bool = False
-    """Needs links that can be cut."""
+    """Needs hosts that can be cut off."""
+    link: bool = False
+    """Needs a link that carries the KV."""
 
 
 def name_of(scene: Scene, side: str) -> str:
@@ -78,16 +80,20 @@ def _drain(side: str) -> Callable[[Scene], None]:
     return inject
 
 
-def _cut(side: str, *links: str) -> Callable[[Scene], None]:
+def _cut_off(side: str) -> Callable[[Scene], None]:
     def inject(scene: Scene) -> None:
-        for link in links:
+        for link in LINKS:
             _hosts(scene).cut(name_of(scene, side), link)
 
     return inject
 
 
+def _cut_wire(scene: Scene) -> None:
+    _hosts(scene).cut(name_of(scene, "decode"), scene.world.wire.link)
+
+
 def _throttle(scene: Scene) -> None:
-    _hosts(scene).throttle(name_of(scene, "decode"), "kv", 150e3)
+    _hosts(scene).throttle(name_of(scene, "decode"), scene.world.wire.link, 150e3)
 
 
 def _hosts(scene: Scene) -> Namespaces:
@@ -144,23 +150,20 @@ def _freezes() -> list[Fault]:
 
 
 def _wires() -> list[Fault]:
-    common = {"stages": ON_THE_WIRE, "hosts": True, "promise": True}
-    decode_away = {"stages": (*ON_THE_WIRE, "queued", "decoding"), "hosts": True, "promise": True}
+    wire = {"stages": ON_THE_WIRE, "hosts": True, "link": True, "promise": True}
+    away = {"stages": (*ON_THE_WIRE, "queued", "decoding"), "hosts": True, "promise": True}
     return [
-        Fault(name="KV wire cut, mended", inject=_cut("decode", "kv"), lasts_s=PAUSE_S, **common),
-        Fault(name="KV wire cut for good", inject=_cut("decode", "kv"), **common),
-        Fault(name="KV wire throttled", inject=_throttle, lasts_s=2 * PAUSE_S, **common),
-        Fault(
-            name="prefill's host cut off, back",
-            inject=_cut("prefill", "kv", "control"),
-            lasts_s=PAUSE_S,
-            **common,
-        ),
-        Fault(
-            name="decode's host cut off, back",
-            inject=_cut("decode", "kv", "control"),
-            lasts_s=PAUSE_S,
-            **decode_away,
+        Fault(name="KV wire cut, mended", inject=_cut_wire, lasts_s=PAUSE_S, **wire),
+        Fault(name="KV wire cut for good", inject=_cut_wire, **wire),
+        Fault(name="KV wire throttled", inject=_throttle, lasts_s=2 * PAUSE_S, **wire),
+        *(
+            Fault(
+                name=f"{side}'s host cut off, back",
+                inject=_cut_off(side),
+                lasts_s=PAUSE_S,
+                **away,
+            )
+            for side in ("prefill", "decode")
         ),
     ]
 

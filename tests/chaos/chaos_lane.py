@@ -14,7 +14,7 @@ from chaos_crowds import CROWDS
 from chaos_net import Loopback, Namespaces
 from chaos_plan import plan
 from chaos_round import NOT_REACHED, Row, round_of
-from chaos_world import REPLICAS, Shape, World
+from chaos_world import REPLICAS, Shape, Wire, World
 
 SHAPES = (
     Shape(prefill=("-tp", "2")),
@@ -39,10 +39,14 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """Where the services' logs are kept; empty: nowhere."""
 
 
+LINK_OF = {"ucx": "kv", "tcp": "control"}
+"""UCX is told its device; a tcp port listens where its replica does. Others take no link."""
+
+
 def shape_of(lane: Lane) -> Shape:
-    split = SHAPES[lane.seed % len(SHAPES)]
-    wire = ("--transport", lane.kv_transport) if lane.kv_transport else ()
-    return msgspec.structs.replace(split, wire=wire)
+    link = LINK_OF.get(lane.kv_transport, "") if lane.hosts else ""
+    wire = Wire(name=lane.kv_transport, link=link)
+    return msgspec.structs.replace(SHAPES[lane.seed % len(SHAPES)], wire=wire)
 
 
 async def run_lane(lane: Lane, rows: list[Row]) -> None:
@@ -59,7 +63,8 @@ async def run_lane(lane: Lane, rows: list[Row]) -> None:
 
 
 async def _attack(world: World, lane: Lane, rows: list[Row]) -> None:
-    pairs = plan(lane.seed, hosts=lane.hosts, quick=lane.quick)
+    link = bool(world.wire.link)
+    pairs = plan(lane.seed, hosts=lane.hosts, link=link, quick=lane.quick)
     rng = random.Random(f"crowds/{lane.seed}")
     crowds = {rng.randrange(len(pairs)): crowd for crowd in CROWDS}
     number = lane.seed * _PER_SEED

@@ -53,7 +53,6 @@ class Loopback:
     """All replicas on 127.0.0.1; no link can be cut."""
 
     here = "127.0.0.1"
-    faults = False
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -76,7 +75,6 @@ class Namespaces(Loopback):
     """A host for each name."""
 
     here = HERE
-    faults = True
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(names)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from chaos_faults import FAULTS, Fault
+from chaos_stages import STAGES
 
 Pair = tuple[Fault, str]
 
@@ -20,21 +21,21 @@ def costly(fault: Fault) -> bool:
     return starts_anew or "for good" in fault.name or "nothing more" in fault.name
 
 
-def pairs(*, hosts: bool) -> Iterator[Pair]:
-    """Every fault in every state it can meet; ``hosts``: links can be cut and slowed."""
-    from chaos_stages import STAGES
-
+def pairs(*, hosts: bool, link: bool) -> Iterator[Pair]:
+    """Every fault in every state it can meet. ``hosts``: hosts can be cut off; ``link``: the KV
+    takes a link that can be cut and slowed."""
     for fault in FAULTS.values():
         for state in fault.stages:
-            if hosts or not (fault.hosts or STAGES[state].rate):
+            can_break = (hosts or not fault.hosts) and (link or not fault.link)
+            if can_break and (link or not STAGES[state].link):
                 yield fault, state
 
 
-def plan(seed: int, *, hosts: bool, quick: bool = False) -> list[Pair]:
+def plan(seed: int, *, hosts: bool, link: bool, quick: bool = False) -> list[Pair]:
     """The pairs of one seed in a random order."""
     rng = random.Random(f"plan/{seed}")
     cheap, dear = (QUICK_CHEAP, QUICK_COSTLY) if quick else (CHEAP, COSTLY)
-    every = list(pairs(hosts=hosts))
+    every = list(pairs(hosts=hosts, link=link))
     chosen = [
         *_share([pair for pair in every if not costly(pair[0])], cheap, seed),
         *_share([pair for pair in every if costly(pair[0])], dear, seed),

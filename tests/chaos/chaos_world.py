@@ -40,6 +40,7 @@ READY_WITHIN_S = 100.0
 """What was killed is started anew meanwhile."""
 LOOK_S = 0.004
 SEATS = 24
+RATE_LIMIT = 1_500_000
 COMMON = ("--max-model-len", "4096", "--num-gpu-blocks-override", "700")
 OPTIONS = {
     "prefill": ("--max-num-batched-tokens", "128", *COMMON),
@@ -47,16 +48,30 @@ OPTIONS = {
 }
 
 
+class Wire(msgspec.Struct, frozen=True, kw_only=True):
+    """What carries the KV: ``link`` is the one to cut and to slow, empty if it takes none."""
+
+    name: str
+    link: str = ""
+
+    def options(self, folder: Path) -> tuple[str, ...]:
+        """A wire without a link that can be slowed is slow always, or its states would not last."""
+        options = ("--kv-transport", self.name)
+        if self.name == "shm":
+            options = (*options, "--kv-shm-dir", str(folder))
+        return options if self.link else (*options, "--kv-rate-limit", str(RATE_LIMIT))
+
+
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """How the replicas are split, and which wire carries the KV."""
 
     prefill: tuple[str, ...] = ()
     decode: tuple[str, ...] = ()
-    wire: tuple[str, ...] = ()
+    wire: Wire = Wire(name="ucx")
 
-    def options(self, role: str) -> tuple[str, ...]:
+    def options(self, role: str, folder: Path) -> tuple[str, ...]:
         split = self.prefill if role == "prefill" else self.decode
-        return (*OPTIONS[role], *split, *self.wire)
+        return (*OPTIONS[role], *split, *self.wire.options(folder))
 
 
 class HostedStack(Stack):
@@ -95,6 +110,7 @@ class World:
 
     def __init__(self, net: Loopback, model_dir: Path, shape: Shape) -> None:
         self.net, self._model_dir, self._shape = net, model_dir, shape
+        self.wire = shape.wire
         self._exits = contextlib.AsyncExitStack()
         self.services: dict[str, Service] = {}
         self.traps: list[Trap] = []
@@ -172,9 +188,9 @@ class World:
         if name == "gateway":
             return ("gateway", name, "--request-timeout", str(REQUEST_TIMEOUT_S))
         if name in DECODE:
-            return ("decode", name, *self._shape.options("decode"))
+            return ("decode", name, *self._shape.options("decode", self.run_dir))
         advertised = ("--advertise", self.relays[name].address)
-        return ("prefill", name, *self._shape.options("prefill"), *advertised)
+        return ("prefill", name, *self._shape.options("prefill", self.run_dir), *advertised)
 
     async def _open_relay(self, name: str, upstream: str) -> None:
         if name in self.relays:

@@ -46,19 +46,23 @@ async def test_an_error_may_follow_the_beginning_of_the_right_text_and_no_other(
 
 
 def test_the_seeds_together_break_everything_in_every_state_it_can_meet():
-    dealt = {(f.name, state) for seed in range(1, SEEDS + 1) for f, state in plan(seed, hosts=True)}
-    every = {(fault.name, state) for fault, state in pairs(hosts=True)}
+    dealt = {
+        (f.name, state)
+        for seed in range(1, SEEDS + 1)
+        for f, state in plan(seed, hosts=True, link=True)
+    }
+    every = {(fault.name, state) for fault, state in pairs(hosts=True, link=True)}
     assert dealt == every
-    assert sum(len(plan(seed, hosts=True)) for seed in range(1, SEEDS + 1)) >= 500
+    assert sum(len(plan(seed, hosts=True, link=True)) for seed in range(1, SEEDS + 1)) >= 500
     for name in FAULTS:
         if name.startswith(("SIGKILL", "SIGSTOP")) and "for good" not in name:
             assert {state for fault, state in every if fault == name} == set(STAGES)
 
 
 def test_without_hosts_no_link_is_touched():
-    left = list(pairs(hosts=False))
+    left = list(pairs(hosts=False, link=False))
     assert left
-    assert not [1 for fault, state in left if fault.hosts or STAGES[state].rate]
+    assert not [1 for fault, state in left if fault.hosts or fault.link or STAGES[state].link]
     assert any(costly(fault) for fault, _ in left)
 
 
