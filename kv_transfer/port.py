@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import torch
 
+from ekiden.cache.layout import KV_BYTES
 from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import InvariantBroken, SetupError
+from ekiden.core.hashes import GRANULE
 from ekiden.engine.port import ChunkDone, PortContext
 from kv_transfer.inbound import Inbound
 from kv_transfer.messages import (
@@ -252,9 +254,12 @@ class Port:
 
 
 def _slot_bytes(context: PortContext) -> int:
-    """Room for a message of the usual size, or of one block of this rank if that is more."""
-    block = context.layout.block_bytes(context.rank)
-    return max(MESSAGE_BYTES, block) + TRAILER.size
+    """Room for a message of the usual size, or of one granule of this rank in the widest KV dtype
+    if that is more: prefill's rows may be wider than ours."""
+    layout = context.layout
+    heads, layers, two, _, _ = layout.block_shape(context.rank)
+    granule = heads * layers * two * GRANULE * layout.head_dim * max(KV_BYTES.values())
+    return max(MESSAGE_BYTES, granule) + TRAILER.size
 
 
 def _check_cache(cache: torch.Tensor, context: PortContext) -> None:

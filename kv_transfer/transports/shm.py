@@ -21,11 +21,12 @@ from pathlib import Path
 
 from ekiden.core.errors import ReplicaFailed, SetupError
 from kv_transfer.transports.base import Event, PeerLost
-from kv_transfer.transports.frames import HEADER, Connection, Kind
+from kv_transfer.transports.frames import HEADER, Broken, Connection, Kind
 from kv_transfer.transports.stream import StreamTransport
 
 MAGIC = b"shm"
 BACKLOG = 256
+POPULATED_BYTES = 2 << 30
 _F_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4 | 0x10
 """F_SEAL_SEAL, SHRINK, GROW and FUTURE_WRITE: only mappings that exist may write."""
 
@@ -115,10 +116,23 @@ class ShmTransport(StreamTransport):
     def _welcomed(self, connection: Connection) -> None:
         if connection.passed_fd < 0:
             return
-        mapped = mmap.mmap(connection.passed_fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        os.close(connection.passed_fd)
-        connection.passed_fd = -1
-        self._pools[self._addresses[connection.peer]] = memoryview(mapped)
+        fd, connection.passed_fd = connection.passed_fd, -1
+        try:
+            pool = _mapped(fd)
+        except OSError as error:
+            raise Broken(f"its pool cannot be mapped: {error.strerror}") from error
+        finally:
+            os.close(fd)
+        self._pools[self._addresses[connection.peer]] = pool
+
+
+def _mapped(fd: int) -> memoryview:
+    """The whole of a peer's pool. Touching its pages now doubles the speed at which each block is
+    first read, but holds the port up for 0.2 s a GiB: those of a large pool are touched when read.
+    """
+    small = os.fstat(fd).st_size <= POPULATED_BYTES
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if small else 0)
+    return memoryview(mmap.mmap(fd, 0, flags=flags, prot=mmap.PROT_READ))
 
 
 def _path(folder: str) -> str:

@@ -15,6 +15,7 @@ from ekiden.core.clock import ManualClock
 from ekiden.core.errors import SetupError
 from ekiden.layers.batch import Span
 from ekiden.models.layout import kv_layout
+from kv_transfer import port, reshard
 from kv_transfer.compat import check_pair
 from kv_transfer.convert import convert_rows
 from kv_transfer.reshard import pairs
@@ -124,6 +125,19 @@ def test_kv_of_another_dtype_arrives_as_decode_would_keep_it(
         want = convert_rows(kept(numbers[(slice(None), *shares(target, rank))], there), KV[here])
         got = read(cache, target, TARGET[:3], 90)
         assert torch.equal(as_stored(got.contiguous()), as_stored(want.contiguous()))
+
+
+def test_a_slot_of_decode_holds_a_message_of_wider_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large model, scaled down: one granule of prefill's float32 passes the usual message, and
+    a block of decode's bytes."""
+    for module in (port, reshard):
+        monkeypatch.setattr(module, "MESSAGE_BYTES", 1)
+    p = connected(layout(head_dim=32), layout(head_dim=32, dtype="int8"))
+    _, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET, "memory")
+    send = p.sending.open(offer, p.decode.me)
+    p.computed(send, 90, SOURCE)
+    p.run()
+    assert [type(event).__name__ for event in p.received_events] == ["Arrived", "Drained"]
 
 
 def shares(kv: KvLayout, rank: int) -> tuple[slice, slice]:
