@@ -12,7 +12,7 @@ WIRE_VERSION = 2
 
 AUTO_WIRES = ("shm", "ucx", "tcp")
 """What ``--kv-transport auto`` opens where it can run, best first."""
-ALL_WIRES = AUTO_WIRES
+ALL_WIRES = (*AUTO_WIRES, "nixl")
 """What ``--kv-transport`` may name."""
 MAPPED_WIRES = frozenset({"shm", "mapped_memory"})
 """Decode reads prefill's pool itself: no message holds payload."""

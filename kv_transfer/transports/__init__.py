@@ -71,6 +71,12 @@ def _tcp(options: PortOptions, pool_fd: int | None) -> Transport:
     return TcpTransport(options.host, options.advertise)
 
 
+def _nixl(options: PortOptions, pool_fd: int | None) -> Transport:
+    from kv_transfer.transports.nixl import NixlTransport
+
+    return NixlTransport(options.host, options.advertise)
+
+
 def _memory(options: PortOptions, pool_fd: int | None) -> Transport:
     from kv_transfer.transports.memory import HUB, MemoryTransport
 
@@ -81,5 +87,6 @@ _OPENERS: dict[str, Callable[[PortOptions, int | None], Transport]] = {
     "shm": _shm,
     "ucx": _ucx,
     "tcp": _tcp,
+    "nixl": _nixl,
     "memory": _memory,
 }

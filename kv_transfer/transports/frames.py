@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import msgspec
 
-HEADER = struct.Struct("<QQQQ")
+HEADER = struct.Struct("<QQQQQ")
 AHEAD_BYTES = 1 << 16
 PIECES = 16
 """Buffers given to the system in one call."""
@@ -32,12 +32,14 @@ class Kind(IntEnum):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """``op`` is the number that the sender of a message gave it; ``size`` bytes belong to it."""
+    """``op`` is the number that the sender of a message gave it; ``size`` bytes belong to it, and
+    ``place`` is where they lie at the sender, for wires that read there."""
 
     kind: int
     op: int
     tag: int
     size: int
+    place: int
 
 
 class Broken(Exception):
@@ -88,12 +90,13 @@ class Connection:
         tag: int = 0,
         payload: memoryview | bytes = b"",
         size: int | None = None,
+        place: int = 0,
         done: Callable[[], None] | None = None,
     ) -> None:
         """Queue a frame. ``done`` is called once the system has taken all of it; until then
         ``payload`` belongs to the connection. ``size``: what an offer is of."""
         length = len(payload) if size is None else size
-        header = memoryview(HEADER.pack(kind, op, tag, length))
+        header = memoryview(HEADER.pack(kind, op, tag, length, place))
         self._out.append((header, None if len(payload) else done))
         if len(payload):
             self._out.append((memoryview(payload), done))

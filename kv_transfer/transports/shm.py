@@ -109,7 +109,7 @@ class ShmTransport(StreamTransport):
             connection.put(Kind.WELCOME)
             return
         # The first bytes that go this way: the socket has room for them.
-        header = HEADER.pack(Kind.WELCOME, 0, 0, 0)
+        header = HEADER.pack(Kind.WELCOME, 0, 0, 0, 0)
         with contextlib.suppress(OSError):  # a peer that is gone is noticed by reading
             socket.send_fds(connection.sock, [header], [self._pool_fd])
 

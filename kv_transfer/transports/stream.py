@@ -27,7 +27,7 @@ from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
 from kv_transfer.transports.frames import Broken, Connection, Frame, Kind
 
 EAGER_BYTES = 16 << 10
-LIMITS: dict[int, int] = {Kind.HELLO: 4096, Kind.WELCOME: 4096, Kind.EAGER: EAGER_BYTES}
+LIMITS: dict[int, int] = {Kind.HELLO: 1 << 16, Kind.WELCOME: 0, Kind.EAGER: EAGER_BYTES}
 """Payload that comes unasked, at most."""
 GREETING_S = 5.0
 """For a connection to be made and the other end to show who it is."""
@@ -37,12 +37,13 @@ MAX_STRANGERS = 256
 KEY_BYTES = 16
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
     """Announced, not yet received: ``payload`` is here already, or waits at the sender."""
 
     connection: Connection
     op: int
     size: int
+    place: int
     payload: memoryview | None
 
 
@@ -65,7 +66,7 @@ class StreamTransport:
         self._peers: dict[int, Connection] = {}
         self._addresses: dict[bytes, int] = {}
         self._sends: dict[int, tuple[int, memoryview]] = {}
-        self._messages: dict[int, _Message] = {}
+        self._messages: dict[int, Message] = {}
         self._takings: dict[tuple[Connection, int], tuple[int, memoryview]] = {}
         self._events: list[Event] = []
 
@@ -113,7 +114,8 @@ class StreamTransport:
             done = partial(self._sent, op)
             connection.put(Kind.EAGER, op=op, tag=tag, payload=buffer, done=done)
         else:
-            connection.put(Kind.OFFER, op=op, tag=tag, size=buffer.nbytes)
+            place = self._place(buffer)
+            connection.put(Kind.OFFER, op=op, tag=tag, size=buffer.nbytes, place=place)
         self._write(connection)
         return op
 
@@ -126,16 +128,13 @@ class StreamTransport:
         elif found.connection.closed:
             self._events.append(Completed(op, "the connection is lost"))
         else:
-            self._takings[found.connection, found.op] = (op, buffer)
-            found.connection.put(Kind.TAKE, op=found.op)
-            self._write(found.connection)
+            self._take(found, op, buffer)
         return op
 
     def discard(self, message: int) -> None:
         found = self._messages.pop(message)
         if found.payload is None and not found.connection.closed:
-            found.connection.put(Kind.DROP, op=found.op)
-            self._write(found.connection)
+            self._let_go(found.connection, found.op)
 
     def poll(self) -> list[Event]:
         for fd, mask in self._epoll.poll(0):
@@ -174,6 +173,19 @@ class StreamTransport:
 
     def _shown(self, address: bytes) -> str:
         return address.decode(errors="replace")
+
+    def _place(self, buffer: memoryview) -> int:
+        """Where an offered message lies, for a receiver that can read there."""
+        return 0
+
+    def _take(self, found: Message, op: int, buffer: memoryview) -> None:
+        """Have an offered message come into ``buffer``."""
+        self._takings[found.connection, found.op] = (op, buffer)
+        found.connection.put(Kind.TAKE, op=found.op)
+        self._write(found.connection)
+
+    def _gone(self, endpoint: bytes) -> None:
+        """A peer is lost."""
 
     def _welcome(self, connection: Connection) -> None:
         """A peer has shown that it may be here."""
@@ -228,6 +240,8 @@ class StreamTransport:
         for key in [key for key in self._takings if key[0] in lost]:
             op, _ = self._takings.pop(key)
             self._events.append(Completed(op, reason))
+        if connection.peer:
+            self._gone(connection.peer)
         number = self._addresses.pop(connection.peer, None)
         if number is None:
             return
@@ -236,6 +250,11 @@ class StreamTransport:
             del self._sends[op]
             self._events.append(Completed(op, reason))
         self._events.append(PeerLost(number, reason))
+
+    def _let_go(self, connection: Connection, op: int) -> None:
+        """Tell the sender of an offered message that its payload is not needed any more."""
+        connection.put(Kind.DROP, op=op)
+        self._write(connection)
 
     # Frames.
 
@@ -297,7 +316,7 @@ class StreamTransport:
 
     def _announce(self, connection: Connection, frame: Frame, payload: memoryview | None) -> None:
         message = next(self._numbers)
-        self._messages[message] = _Message(connection, frame.op, frame.size, payload)
+        self._messages[message] = Message(connection, frame.op, frame.size, frame.place, payload)
         self._events.append(Incoming(message, frame.tag, frame.size))
 
     def _taken(self, connection: Connection, op: int) -> None:

@@ -21,6 +21,8 @@ UNACKNOWLEDGED_MS = 20_000
 class TcpTransport(StreamTransport):
     """Listens on a free port of ``host``; peers dial ``advertise`` (empty: ``host``)."""
 
+    magic = MAGIC
+
     def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
         try:
             # Looked up once, here: a name server must not hold up a port's thread later.
@@ -32,7 +34,7 @@ class TcpTransport(StreamTransport):
                 f"{error.strerror or error}"
             ) from error
         address = f"{found[4][0]}|{listener.getsockname()[1]}"
-        super().__init__(MAGIC, listener, address.encode())
+        super().__init__(self.magic, listener, address.encode())
 
     def _dial(self, address: bytes) -> socket.socket:
         host, _, port = address.decode().rpartition("|")

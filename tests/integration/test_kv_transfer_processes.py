@@ -150,11 +150,14 @@ class Bench:
             child.close()
 
 
-WIRES = {"ucx": "ucx/tcp", "tcp": "tcp", "shm": "shm"}
+WIRES = {"ucx": "ucx/tcp", "tcp": "tcp", "shm": "shm", "nixl": "nixl"}
 """By name: what is really used."""
 
 
-@pytest.fixture(params=["ucx", "shm", pytest.param("tcp", marks=pytest.mark.slow)])
+SLOW = [pytest.param(wire, marks=pytest.mark.slow) for wire in ("tcp", "nixl")]
+
+
+@pytest.fixture(params=["ucx", "shm", *SLOW])
 def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 

@@ -16,11 +16,13 @@ from kv_transfer.transports import open_transports
 from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Transport
 from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
+from kv_transfer.transports.nixl import NixlTransport
 from kv_transfer.transports.shm import ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.ucx import UcxTransport
 
 DEADLINE_S = 10.0
+ARENA_BYTES = 16 << 20
 SIZES = (16, 4096, 65535, 65536, 65537, 3_000_000)
 
 
@@ -29,9 +31,24 @@ class Ends:
 
     def __init__(self, make: Callable[[], Transport]) -> None:
         self.a, self.b = make(), make()
+        self._arenas: dict[Transport, memoryview] = {}
+        for end in (self.a, self.b):
+            self._arenas[end] = memoryview(bytearray(ARENA_BYTES))
+            end.register(self._arenas[end])
         self.events: dict[Transport, list[Event]] = {self.a: [], self.b: []}
         self.to_b = self.a.connect(self.b.describe())
         self.to_a = self.b.connect(self.a.describe())
+
+    def buffer(self, end: Transport, size: int) -> memoryview:
+        """``size`` bytes of an end's registered memory that nobody else has."""
+        taken, self._arenas[end] = self._arenas[end][:size], self._arenas[end][size:]
+        return taken
+
+    def pattern(self, size: int, seed: int) -> memoryview:
+        """Such bytes of ``a``, filled."""
+        taken = self.buffer(self.a, size)
+        taken[:] = pattern(size, seed)
+        return taken
 
     @property
     def open(self) -> list[Transport]:
@@ -64,7 +81,7 @@ def poll(end: Transport, timeout_s: float) -> list[Event]:
     return end.poll()
 
 
-@pytest.fixture(params=["memory", "mapped_memory", "ucx", "tcp", "shm"])
+@pytest.fixture(params=["memory", "mapped_memory", "ucx", "tcp", "shm", "nixl"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     hub = Hub()
     makers: dict[str, Callable[[], Transport]] = {
@@ -72,6 +89,7 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
         "mapped_memory": lambda: MappedMemoryTransport(hub),
         "ucx": UcxTransport,
         "tcp": TcpTransport,
+        "nixl": NixlTransport,
         "shm": ShmTransport,
     }
     ends = Ends(makers[request.param])
@@ -87,7 +105,7 @@ def pattern(size: int, seed: int) -> memoryview:
 
 
 def deliver(ends: Ends, tag: int, size: int) -> None:
-    data, target = pattern(size, tag), memoryview(bytearray(size))
+    data, target = ends.pattern(size, tag), ends.buffer(ends.b, size)
     sent = ends.a.send(ends.to_b, tag, data)
     (incoming,) = ends.wait(ends.b, Incoming)
     assert (incoming.tag, incoming.bytes) == (tag, size)
@@ -103,11 +121,11 @@ def test_a_message_arrives_bit_for_bit_under_its_tag(ends: Ends, size: int) -> N
 
 
 def test_messages_may_be_received_in_any_order(ends: Ends) -> None:
-    data = {tag: pattern(200_000, tag) for tag in range(1, 7)}
+    data = {tag: ends.pattern(200_000, tag) for tag in range(1, 7)}
     for tag, buffer in data.items():
         ends.a.send(ends.to_b, tag, buffer)
     incoming = ends.wait(ends.b, Incoming, 6)
-    targets = {i.tag: memoryview(bytearray(i.bytes)) for i in incoming}
+    targets = {i.tag: ends.buffer(ends.b, i.bytes) for i in incoming}
     for i in reversed(incoming):
         ends.b.receive(i.message, targets[i.tag])
     assert all(c.error == "" for c in ends.wait(ends.b, Completed, 6))
@@ -116,7 +134,7 @@ def test_messages_may_be_received_in_any_order(ends: Ends) -> None:
 
 @pytest.mark.parametrize("size", [1000, 3_000_000])
 def test_a_discarded_message_ends_and_later_ones_arrive(ends: Ends, size: int) -> None:
-    ends.a.send(ends.to_b, 1, pattern(size, 1))
+    ends.a.send(ends.to_b, 1, ends.pattern(size, 1))
     (incoming,) = ends.wait(ends.b, Incoming)
     ends.b.discard(incoming.message)
     ends.wait(ends.a, Completed)
@@ -130,7 +148,7 @@ def test_connecting_twice_is_one_connection(ends: Ends) -> None:
 
 def test_breaking_a_connection_ends_what_is_under_way_at_both_ends(ends: Ends) -> None:
     deliver(ends, 1, 16)
-    sent = ends.a.send(ends.to_b, 2, pattern(3_000_000, 2))
+    sent = ends.a.send(ends.to_b, 2, ends.pattern(3_000_000, 2))
     (incoming,) = ends.wait(ends.b, Incoming)
     ends.b.disconnect(ends.to_a)
     assert ends.wait(ends.b, PeerLost)[0].peer == ends.to_a
@@ -139,7 +157,7 @@ def test_breaking_a_connection_ends_what_is_under_way_at_both_ends(ends: Ends) -
     assert failed.op == sent
     assert failed.error
     # The message was announced before the loss; taking it now must end, not hang.
-    ends.b.receive(incoming.message, memoryview(bytearray(incoming.bytes)))
+    ends.b.receive(incoming.message, ends.buffer(ends.b, incoming.bytes))
     assert ends.wait(ends.b, Completed)[0].error
 
 
@@ -156,7 +174,7 @@ def test_after_a_loss_the_same_endpoints_connect_anew(ends: Ends) -> None:
 
 def test_sending_to_a_lost_peer_fails_at_once(ends: Ends) -> None:
     ends.a.disconnect(ends.to_b)
-    op = ends.a.send(ends.to_b, 1, pattern(16, 1))
+    op = ends.a.send(ends.to_b, 1, ends.pattern(16, 1))
     (failed,) = ends.wait(ends.a, Completed)
     assert failed.op == op
     assert failed.error

@@ -1,0 +1,184 @@
+"""Whoever comes without the key of an endpoint, or does what no peer would, is turned away."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from kv_rig import layout
+
+from ekiden.cache.tensors import allocate_shared_cache
+from ekiden.core.errors import ReplicaFailed
+from kv_transfer.transports import stream
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+from kv_transfer.transports.frames import HEADER, Kind
+from kv_transfer.transports.shm import ShmTransport
+from kv_transfer.transports.tcp import TcpTransport
+
+DEADLINE_S = 10.0
+
+
+def frame(kind: int, payload: bytes = b"", *, op: int = 1, size: int | None = None) -> bytes:
+    length = len(payload) if size is None else size
+    return HEADER.pack(kind, op, 7, length, 0) + payload
+
+
+@pytest.fixture
+def host() -> Iterator[TcpTransport]:
+    transport = TcpTransport()
+    yield transport
+    transport.close()
+
+
+@pytest.fixture
+def stranger(host: TcpTransport) -> Iterator[socket.socket]:
+    sock = socket.create_connection(("127.0.0.1", host._listener.getsockname()[1]), DEADLINE_S)
+    yield sock
+    sock.close()
+
+
+def until_closed(host: TcpTransport, sock: socket.socket) -> list[Event]:
+    """Poll the host until it hangs up on the socket; what it said meanwhile."""
+    events: list[Event] = []
+    sock.setblocking(False)
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        events += host.poll()
+        if select.select([sock], [], [], 0.005)[0]:
+            try:
+                if not sock.recv(4096):
+                    return events
+            except ConnectionError:
+                return events
+    raise AssertionError("the stranger was not turned away")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\nHost: kv\r\n\r\n" + bytes(64),
+        frame(Kind.EAGER, b"0123456789abcdef"),
+        frame(Kind.OFFER, size=1 << 40),
+        frame(Kind.HELLO, bytes(16) + b"tcp-who-knows"),
+        frame(Kind.HELLO, b"short"),
+        frame(Kind.HELLO, size=1 << 30),
+    ],
+    ids=["http", "a message", "an offer", "a wrong key", "half a key", "a long hello"],
+)
+def test_whoever_does_not_show_the_key_is_hung_up_on_and_not_heard(
+    host: TcpTransport, stranger: socket.socket, words: bytes
+) -> None:
+    stranger.sendall(words)
+    assert until_closed(host, stranger) == []
+    assert not host._connections
+
+
+def test_a_caller_who_says_nothing_is_hung_up_on_in_time(
+    host: TcpTransport, stranger: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "GREETING_S", 0.1)
+    assert until_closed(host, stranger) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        frame(Kind.DATA, bytes(64), op=99),
+        frame(Kind.TAKE, op=99),
+        frame(Kind.EAGER, size=stream.EAGER_BYTES + 1),
+        frame(99),
+    ],
+    ids=["data nobody asked for", "what was not offered", "too much unasked", "no such kind"],
+)
+def test_a_peer_that_breaks_the_rules_loses_its_connection(
+    host: TcpTransport, stranger: socket.socket, words: bytes
+) -> None:
+    stranger.sendall(frame(Kind.HELLO, host._key + b"tcp0123456789abcdef127.0.0.1|9") + words)
+    assert until_closed(host, stranger) == []
+
+
+def test_the_other_peers_of_a_host_are_not_disturbed_by_strangers(
+    host: TcpTransport, stranger: socket.socket
+) -> None:
+    friend = TcpTransport()
+    peer = friend.connect(host.describe())
+    stranger.sendall(bytes(200))
+    until_closed(host, stranger)
+    friend.send(peer, 5, memoryview(b"hello"))
+    said = _until(lambda: [e for e in (*friend.poll(), *host.poll()) if isinstance(e, Incoming)])
+    assert said[0].tag == 5
+    friend.close()
+
+
+def test_a_number_is_never_given_to_a_dead_port() -> None:
+    closed = TcpTransport()
+    endpoint = closed.describe()
+    closed.close()
+    caller = TcpTransport()
+    peer = caller.connect(endpoint)
+    op = caller.send(peer, 1, memoryview(bytes(8)))
+    events: list[Event] = []
+    _until(lambda: events.extend(caller.poll()) or [e for e in events if isinstance(e, PeerLost)])
+    assert [e.op for e in events if isinstance(e, Completed)] == [op]
+    caller.close()
+
+
+def test_a_mapped_pool_can_be_read_and_never_written() -> None:
+    kv = layout()
+    cache, fd = allocate_shared_cache(kv, 0, 4)
+    owner, reader = ShmTransport(), ShmTransport()
+    owner.share(fd)
+    cache.fill_(3.0)
+    peer = reader.connect(owner.describe())
+
+    def pool() -> list[memoryview]:
+        owner.poll()
+        reader.poll()
+        found = reader.pool(peer)
+        return [found] if found is not None else []
+
+    (mapped,) = _until(pool)
+    assert mapped.readonly
+    assert mapped[:4] == b"\x00\x00\x40\x40"
+    cache.fill_(5.0)
+    assert mapped[:4] == b"\x00\x00\xa0\x40"
+    with pytest.raises(PermissionError):  # as whoever is given the descriptor would try
+        mmap.mmap(fd, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 1)
+    owner.close()
+    reader.poll()
+    assert mapped[:4] == b"\x00\x00\xa0\x40"  # the mapping outlives its owner
+    reader.close()
+    os.close(fd)
+
+
+def test_a_pool_that_is_not_shared_is_told_at_once() -> None:
+    owner, reader = ShmTransport(), ShmTransport()
+    peer = reader.connect(owner.describe())
+
+    def refused() -> list[str]:
+        owner.poll()
+        reader.poll()
+        try:
+            reader.pool(peer)
+        except ReplicaFailed as error:
+            return [error.message]
+        return []
+
+    assert _until(refused) == ["the peer does not share its KV cache"]
+    owner.close()
+    reader.close()
+
+
+def _until(look: Callable[[], list]) -> list:  # type: ignore[type-arg]
+    until = time.monotonic() + DEADLINE_S
+    while not (found := look()):
+        assert time.monotonic() < until
+        select.select([], [], [], 0.002)
+    return found
