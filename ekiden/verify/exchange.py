@@ -19,7 +19,8 @@ from kv_transfer.session import Arrived, Drained, Failed, SealedOut, SessionEven
 
 from .compare import whole_cache
 from .errand import Errand
-from .inline import WIRE, InlineReplica
+from .house import WIRE
+from .inline import InlineReplica
 from .judge import check_kv
 from .outcome import CellFailed, Outcome
 

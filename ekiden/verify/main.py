@@ -15,7 +15,7 @@ from ekiden.text.tokenizer import Tokenizer
 
 from .bounds import Bounds
 from .cover import Tile
-from .inline import House
+from .house import House
 from .layouts import Grid, Pair, sample
 from .processes import ProcessesRun
 from .prompts import make_prompts

@@ -17,7 +17,8 @@ from ekiden.verify.bounds import Bounds
 from ekiden.verify.compare import logprob_distances
 from ekiden.verify.errand import Errand
 from ekiden.verify.exchange import Exchange
-from ekiden.verify.inline import House, InlineReplica, quiet_threads
+from ekiden.verify.house import House, quiet_threads
+from ekiden.verify.inline import InlineReplica
 from ekiden.verify.layouts import FULL, GRIDS, Layout, sample
 from ekiden.verify.outcome import Outcome
 from ekiden.verify.pair import Work, run_pair
