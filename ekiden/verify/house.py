@@ -19,7 +19,8 @@ from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from ekiden.models.layout import kv_layout
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 
-WIRE = "memory"
+WIRES = ("memory", "shm", "tcp")
+"""Between replicas of one process: the fake, a mapped pool that decode reads itself, sockets."""
 SWITCH_S = 0.0005
 """Ranks wait for one another many times a step: a thread that computes in Python lets go of the
 interpreter after so long (Python's own 5 ms make a step of four ranks half as slow again)."""
@@ -34,9 +35,10 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock
     bell: threading.Event
     """Rings whenever a port has said something."""
+    wire: str = WIRES[0]
 
     @classmethod
-    def of(cls, config: EngineConfig) -> House:
+    def of(cls, config: EngineConfig, wire: str = WIRES[0]) -> House:
         """Reads the checkpoint's headers. Raises SetupError if it cannot be read."""
         directory = config.model_dir
         return cls(
@@ -45,6 +47,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
             tokenizer_fingerprint=tokenizer_fingerprint(directory),
             clock=MonotonicClock(),
             bell=threading.Event(),
+            wire=wire,
         )
 
     def describe(
@@ -74,7 +77,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
             hash_scheme=SCHEME,
             dtype=self.model.resolve_dtype(config),
             kv=layout,
-            wires=(WIRE,),
+            wires=(self.wire,),
             endpoints=endpoints or (b"",) * len(layout.ranks),
             max_model_len=self.model.resolve_max_model_len(config),
             vocab_size=self.model.vocab_size,

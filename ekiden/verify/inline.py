@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
 import torch
 
 from ekiden.core.config import EngineConfig
@@ -17,6 +18,7 @@ from ekiden.engine.build import build_engine
 from ekiden.engine.engine import EngineOutput
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.engine.port import ChunkDone, KvPort, PortContext
+from kv_transfer.description import MAPPED_WIRES
 from kv_transfer.messages import TransferLimits, encode
 from kv_transfer.options import PortOptions
 from kv_transfer.port import open_port
@@ -24,12 +26,11 @@ from kv_transfer.session import SessionEvent
 from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 from .compare import Bits, by_position
-from .house import WIRE, House
+from .house import House
 from .rule import tensor_bits
 
 LIMITS = TransferLimits(segment_tokens=48)
 """Small segments, so that a prompt of a few blocks moves in several messages."""
-_OPTIONS = PortOptions(transports=(WIRE,), slots=4, window=2)
 STEP_TIMEOUT_S = 60.0
 
 
@@ -68,12 +69,18 @@ class InlineReplica:
         """
         model, clock = house.model, house.clock
         self.bell = house.bell
+        self.wire = house.wire
         self._mail: deque[tuple[int, bytes]] = deque()
         self._taps: dict[int, Tap] = {}
         self._weights = sum(f.stat().st_size for f in config.model_dir.glob("*.safetensors"))
         epoch = new_epoch()
+        options = PortOptions(transports=(house.wire,), slots=4, window=2)
         self._executor = InlineExecutor(
-            config, model, port=self._open_port, port_options=encode(_OPTIONS), epoch=epoch
+            msgspec.structs.replace(config, shared_kv=house.wire in MAPPED_WIRES),
+            model,
+            port=self._open_port,
+            port_options=encode(options),
+            epoch=epoch,
         )
         self._executor.on_port_message(self._hear)
         self.layout = self._executor.layout
