@@ -34,8 +34,8 @@ class TransferLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Once only bytes are outstanding: from one sign that they move to the next, with
     ``bytes / min_bytes_per_s`` on top, of at most ``unseen_bytes``."""
     min_bytes_per_s: float = 1e6
-    unseen_bytes: int = 16 << 20
-    """What may be under way between two signs: a window of messages."""
+    unseen_bytes: int = 32 << 20
+    """What may be under way between two signs: a window of messages, or a piece of a pool."""
     drain_s: float = 10.0
     """For the ports to answer an abort; after it the session is reported as stuck."""
     max_sessions: int = 1024

@@ -192,7 +192,8 @@ class Session:
         if self.state is state and moved == self._seen_bytes:
             return
         self._seen_bytes = moved
-        unseen = min(max(self._expected_bytes - moved, 0), self._limits.unseen_bytes)
+        # What has moved is paid for afterwards where a rate is limited, the last bytes too.
+        unseen = min(self._expected_bytes, self._limits.unseen_bytes)
         self._enter(state, now + self._limits.base_s + unseen / self._limits.min_bytes_per_s)
 
     def _try_drained(self) -> None:

@@ -67,6 +67,7 @@ def main() -> int:
         print(f"chaos: no link is cut, slowed or throttled: {skipped}", flush=True)
     seeds = args.seeds or ([1] if args.quick else list(range(1, SEEDS + 1)))
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="ekiden-chaos-") as folder:
         rows, trouble = run_lanes(args, seeds, Path(folder), hosts=not skipped)
     report = Report(
@@ -91,12 +92,14 @@ def main() -> int:
 def run_lanes(
     args: argparse.Namespace, seeds: list[int], folder: Path, *, hosts: bool
 ) -> tuple[list[Row], list[str]]:
-    """Every seed in a process of its own, ``args.lanes`` of them at once."""
+    """Every seed in a process of its own, ``args.lanes`` of them at once. Ctrl-C ends them all;
+    what they have found by then is kept."""
     from stack import save_tiny_model
 
     model = folder / "model"
     save_tiny_model(model)
     waiting, running, ended = list(seeds), {}, []
+    trouble: list[str] = []
     try:
         while waiting or running:
             while waiting and len(running) < args.lanes:
@@ -105,16 +108,19 @@ def run_lanes(
             for seed in [seed for seed, process in running.items() if process.poll() is not None]:
                 ended.append((seed, running.pop(seed)))
             time.sleep(0.2)
+    except KeyboardInterrupt:
+        trouble.append("stopped before the end")
     finally:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         for process in running.values():
             process.wait()
-    rows, trouble = [], []
+    rows: list[Row] = []
+    ended += running.items()
     for seed, process in sorted(ended, key=lambda item: item[0]):
         found = folder / f"{seed}.rows"
         rows += msgspec.json.decode(found.read_bytes(), type=list[Row]) if found.exists() else []
-        if process.returncode:
+        if process.returncode and seed not in running:
             trouble.append(f"seed {seed}: its lane ended with exit code {process.returncode}")
     return rows, trouble
 
@@ -133,7 +139,8 @@ def start_lane(
     file = folder / f"{seed}.lane"
     file.write_bytes(msgspec.json.encode(order))
     argv = [sys.executable, str(Path(__file__).resolve()), "--lane", str(file)]
-    return subprocess.Popen(private_argv(argv) if hosts else argv)
+    # Ctrl-C is for the parent alone, which ends the lanes in order.
+    return subprocess.Popen(private_argv(argv) if hosts else argv, start_new_session=True)
 
 
 def lane(file: Path) -> int:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 QUANTISED = ("quantization", "kv_cache_dtype")
 """The engine's options that change numbers, and that split replicas must still agree on."""
 TINY = "tiny"
+THREAD_WIRES = ("memory", "shm", "tcp")
+"""``ekiden.verify.house.WIRES``, which cannot be asked without torch."""
 
 _EXAMPLES = """examples:
   ekiden verify                                   20 pairs of real processes, default model
@@ -82,6 +84,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "services; both (default: processes; with --grid full: both)",
     )  # fmt: skip
 
+    parser.add_argument(
+        "--thread-wire", choices=THREAD_WIRES, default=THREAD_WIRES[0], metavar="NAME",
+        help=f"wire that carries KV with --replicas threads (one of {', '.join(THREAD_WIRES)}; "
+        f"default: {THREAD_WIRES[0]})",
+    )  # fmt: skip
+
 
 def _add_how_much(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -129,6 +137,7 @@ def _config(args: argparse.Namespace, model_dir: Path) -> VerifyConfig:
         grid=grid,
         tiles=tuple(cover(FULL)) if whole else (Tile(prefill=grid.prefill, decode=grid.decode),),
         threads=kind != "processes",
+        thread_wire=args.thread_wire,
         processes=kind != "threads",
         sample=args.sample,
         seed=args.seed,

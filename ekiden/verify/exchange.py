@@ -19,7 +19,7 @@ from kv_transfer.session import Arrived, Drained, Failed, SealedOut, SessionEven
 
 from .compare import whole_cache
 from .errand import Errand
-from .inline import WIRE, InlineReplica
+from .inline import InlineReplica
 from .judge import check_kv
 from .outcome import CellFailed, Outcome
 
@@ -108,7 +108,12 @@ class Exchange:
             )
         errand.reservation = reservation
         errand.receive, offer = self._decode.receiving.open(
-            errand.name, self._prefill.me, reservation.held_tokens, end, reservation.blocks, WIRE
+            errand.name,
+            self._prefill.me,
+            reservation.held_tokens,
+            end,
+            reservation.blocks,
+            self._prefill.wire,
         )
         errand.send = self._prefill.sending.open(offer, self._decode.me)
         self._prefill.engine.open_session(errand.request.request_id, errand.send)

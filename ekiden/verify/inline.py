@@ -6,28 +6,19 @@ what the two sides have to tell each other.
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
 
-from ekiden import __version__
-from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.config import EngineConfig
-from ekiden.core.hashes import SCHEME
 from ekiden.core.ids import new_epoch
 from ekiden.engine.build import build_engine
 from ekiden.engine.engine import EngineOutput
 from ekiden.engine.inline_executor import InlineExecutor
 from ekiden.engine.port import ChunkDone, KvPort, PortContext
-from ekiden.models.config import ModelConfig
-from ekiden.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from ekiden.models.layout import kv_layout
-from kv_transfer.description import WIRE_VERSION, ReplicaDescription
+from kv_transfer.description import MAPPED_WIRES
 from kv_transfer.messages import TransferLimits, encode
 from kv_transfer.options import PortOptions
 from kv_transfer.port import open_port
@@ -35,16 +26,12 @@ from kv_transfer.session import SessionEvent
 from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 from .compare import Bits, by_position
+from .house import House
 from .rule import tensor_bits
 
-WIRE = "memory"
 LIMITS = TransferLimits(segment_tokens=48)
 """Small segments, so that a prompt of a few blocks moves in several messages."""
-_OPTIONS = PortOptions(transports=(WIRE,), slots=4, window=2)
 STEP_TIMEOUT_S = 60.0
-SWITCH_S = 0.0005
-"""Ranks wait for one another many times a step: a thread that computes in Python lets go of the
-interpreter after so long (Python's own 5 ms make a step of four ranks half as slow again)."""
 
 
 class Tap:
@@ -71,62 +58,6 @@ class Tap:
         self._port.close()
 
 
-class House(msgspec.Struct, frozen=True, kw_only=True):
-    """What all replicas of this process share."""
-
-    model: ModelConfig
-    model_fingerprint: str
-    tokenizer_fingerprint: str
-    clock: Clock
-    bell: threading.Event
-    """Rings whenever a port has said something."""
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> House:
-        """Reads the checkpoint's headers. Raises SetupError if it cannot be read."""
-        directory = config.model_dir
-        return cls(
-            model=ModelConfig.from_dir(directory),
-            model_fingerprint=model_fingerprint(directory, config.quantization),
-            tokenizer_fingerprint=tokenizer_fingerprint(directory),
-            clock=MonotonicClock(),
-            bell=threading.Event(),
-        )
-
-    def describe(
-        self,
-        config: EngineConfig,
-        role: str,
-        name: str,
-        epoch: int = 0,
-        endpoints: tuple[bytes, ...] = (),
-    ) -> ReplicaDescription:
-        """What a replica says of itself; without ``endpoints``, what one that is not open would.
-
-        Raises:
-            SetupError: the layout cannot work with this model.
-        """
-        layout = kv_layout(self.model, config.check())
-        return ReplicaDescription(
-            replica_id=name,
-            role=role,
-            epoch=epoch,
-            version=__version__,
-            wire_version=WIRE_VERSION,
-            model=config.model_name,
-            model_fingerprint=self.model_fingerprint,
-            tokenizer_fingerprint=self.tokenizer_fingerprint,
-            granule=config.granule,
-            hash_scheme=SCHEME,
-            dtype=self.model.resolve_dtype(config),
-            kv=layout,
-            wires=(WIRE,),
-            endpoints=endpoints or (b"",) * len(layout.ranks),
-            max_model_len=self.model.resolve_max_model_len(config),
-            vocab_size=self.model.vocab_size,
-        )
-
-
 class InlineReplica:
     """One open replica. Used from one thread."""
 
@@ -138,12 +69,18 @@ class InlineReplica:
         """
         model, clock = house.model, house.clock
         self.bell = house.bell
+        self.wire = house.wire
         self._mail: deque[tuple[int, bytes]] = deque()
         self._taps: dict[int, Tap] = {}
         self._weights = sum(f.stat().st_size for f in config.model_dir.glob("*.safetensors"))
         epoch = new_epoch()
+        options = PortOptions(transports=(house.wire,), slots=4, window=2)
         self._executor = InlineExecutor(
-            config, model, port=self._open_port, port_options=encode(_OPTIONS), epoch=epoch
+            msgspec.structs.replace(config, shared_kv=house.wire in MAPPED_WIRES),
+            model,
+            port=self._open_port,
+            port_options=encode(options),
+            epoch=epoch,
         )
         self._executor.on_port_message(self._hear)
         self.layout = self._executor.layout
@@ -211,16 +148,3 @@ class InlineReplica:
     def _hear(self, rank: int, message: bytes) -> None:
         self._mail.append((rank, message))
         self.bell.set()
-
-
-@contextmanager
-def quiet_threads() -> Iterator[None]:
-    """One thread of torch for each rank, and short turns at the interpreter."""
-    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
-    torch.set_num_threads(1)
-    sys.setswitchinterval(SWITCH_S)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        sys.setswitchinterval(interval)

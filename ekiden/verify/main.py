@@ -15,7 +15,7 @@ from ekiden.text.tokenizer import Tokenizer
 
 from .bounds import Bounds
 from .cover import Tile
-from .inline import House
+from .house import WIRES, House
 from .layouts import Grid, Pair, sample
 from .processes import ProcessesRun
 from .prompts import make_prompts
@@ -52,6 +52,8 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Generated for each prompt of real processes."""
     thread_tokens: int = 9
     """Generated for each prompt in this process: the hand-off token and eight on decode."""
+    thread_wire: str = WIRES[0]
+    """One of ``WIRES``: what carries KV in this process."""
     dtype: str = "float32"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
@@ -62,7 +64,7 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(config: VerifyConfig) -> int:
     """0 when every cell is equal or refused, 1 otherwise."""
-    house = House.of(_engine(config, THREAD_MODEL_LEN, CHUNK_TOKENS))
+    house = House.of(_engine(config, THREAD_MODEL_LEN, CHUNK_TOKENS), config.thread_wire)
     parts = []
     if config.threads:
         parts.append(_in_process(config, house))
@@ -85,7 +87,7 @@ def _in_process(config: VerifyConfig, house: House) -> Part:
     truths = Truths(house, shape, script.prompts, script.max_tokens, progress)
     grid = ThreadsRun(house, shape, script, truths, Bounds(truths), config.cell_timeout_s, progress)
     return Part(
-        title="in one process, over the memory wire",
+        title=f"in one process, over {config.thread_wire}",
         results=grid.run(cells),
         seconds=time.monotonic() - began,
     )

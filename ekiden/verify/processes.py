@@ -1,7 +1,7 @@
 """Cells with real services in processes of their own, over a real wire.
 
 Starting replicas is what costs. So each starts once: the prefill replicas of a tile stay up while
-its decode replicas take turns, the next one starting while the cells of this one run.
+its decode replicas take turns, the next ones starting while the cells of this one run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,8 +25,11 @@ from .shape import Shape
 from .threads import Results
 from .truth import Truths
 
+AHEAD = 2
+"""Decode replicas that start while the cells of another one run."""
 Running = tuple[Supervisor, Peer | Outcome]
 """The replica and who holds it, or the outcome of every cell that would need it."""
+Starting = asyncio.Task[Running]
 
 
 class ProcessesRun:
@@ -49,7 +53,7 @@ class ProcessesRun:
         self._folder = folder
         self._show = show
         self._alive: list[Supervisor] = []
-        self._next: asyncio.Task[Running] | None = None
+        self._starting: list[Starting] = []
 
     async def run(self, tiles: Sequence[Tile], cells: Sequence[Pair]) -> Results:
         """Those of the tiles' cells that are in ``cells``. Ends every replica, whatever happens."""
@@ -58,40 +62,39 @@ class ProcessesRun:
             for tile in tiles:
                 await self._tile(tile, wanted, results)
         finally:
-            if self._next is not None:
-                self._next.cancel()
-                await asyncio.gather(self._next, return_exceptions=True)
+            for starting in self._starting:
+                starting.cancel()
+            await asyncio.gather(*self._starting, return_exceptions=True)
             for supervisor in list(self._alive):
                 await self._end(supervisor)
         return results
 
     async def _tile(self, tile: Tile, wanted: set[Pair], results: Results) -> None:
-        prefills: dict[Layout, Running] = {}
-        decodes = [d for d in tile.decode if any((p, d) in wanted for p in tile.prefill)]
-        for layout, decode in zip(decodes, self._in_turn(decodes), strict=True):
+        used = [(p, d) for p, d in tile.cells() if (p, d) in wanted]
+        prefills = {p: self._soon("prefill", p) for p in dict.fromkeys(p for p, _ in used)}
+        for layout, decode in self._in_turn(list(dict.fromkeys(d for _, d in used))):
             supervisor, running = await decode
-            for prefill in tile.prefill:
-                if (prefill, layout) not in wanted:
-                    continue
-                if prefill not in prefills:
-                    prefills[prefill] = await self._start("prefill", prefill)
-                outcome = await self._cell(prefills[prefill][1], running)
-                results[prefill, layout] = outcome
+            for prefill in [p for p, d in used if d == layout]:
+                _, peer = await prefills[prefill]
+                results[prefill, layout] = await self._cell(peer, running)
                 self._show(f"{prefill} -> {layout}", len(results), len(wanted))
             await self._end(supervisor)
-        for supervisor, _ in prefills.values():
-            await self._end(supervisor)
+        for starting in prefills.values():
+            await self._end((await starting)[0])
 
-    def _in_turn(self, layouts: Sequence[Layout]) -> Iterator[asyncio.Task[Running]]:
-        """Each decode replica, the next one starting as soon as this one is asked for."""
+    def _in_turn(self, layouts: Sequence[Layout]) -> Iterator[tuple[Layout, Starting]]:
+        """Each decode replica, the next ones starting meanwhile."""
+        ahead: deque[tuple[Layout, Starting]] = deque()
         for layout in layouts:
-            started = self._next or self._start_soon(layout)
-            following = layouts[layouts.index(layout) + 1 :]
-            self._next = self._start_soon(following[0]) if following else None
-            yield started
+            ahead.append((layout, self._soon("decode", layout)))
+            if len(ahead) > AHEAD:
+                yield ahead.popleft()
+        yield from ahead
 
-    def _start_soon(self, layout: Layout) -> asyncio.Task[Running]:
-        return asyncio.ensure_future(self._start("decode", layout))
+    def _soon(self, role: str, layout: Layout) -> Starting:
+        starting = asyncio.ensure_future(self._start(role, layout))
+        self._starting.append(starting)
+        return starting
 
     async def _cell(self, prefill: Peer | Outcome, decode: Peer | Outcome) -> Outcome:
         if isinstance(prefill, Outcome):

@@ -17,7 +17,8 @@ from .cell import Peer
 from .layouts import Layout
 from .shape import Shape
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 600.0
+"""Several start at once, perhaps on few cores."""
 GRACE_S = 5.0
 
 SETUP_EXIT_CODE = 2

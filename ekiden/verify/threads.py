@@ -13,7 +13,8 @@ from ekiden.core.errors import EkidenError, SetupError
 from kv_transfer.compat import check_pair
 
 from .bounds import Bounds
-from .inline import House, InlineReplica, quiet_threads
+from .house import House, quiet_threads
+from .inline import InlineReplica
 from .layouts import Layout, Pair
 from .outcome import Outcome
 from .pair import Work, run_pair

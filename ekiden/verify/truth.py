@@ -18,7 +18,8 @@ from ekiden.core.types import Delta, Request
 from ekiden.engine.engine import PrefillDone, Ready, Reservation
 
 from .compare import Bits, Reference
-from .inline import House, InlineReplica, quiet_threads
+from .house import House, quiet_threads
+from .inline import InlineReplica
 from .layouts import Layout
 from .reference import Progress, Record, greedy, reference_tokens
 from .rule import bits_tensor, converted

@@ -154,8 +154,7 @@ class Round:
         """Something that was not killed does not serve: a breach; start it anew to go on."""
         known = {record.id: record.status for record in self._world.members.replicas()}
         self.row.breaches.append(f"not ready again without a restart: members {known}")
-        for name in EVERYBODY:
-            await self._world.replace(name)
+        await asyncio.gather(*map(self._world.replace, EVERYBODY))
         await self._world.until_ready()
 
     async def _audit(self) -> None:
@@ -166,8 +165,6 @@ class Round:
         for name in EVERYBODY:
             if name not in meant and world.starts[name] != self._starts[name]:
                 self.row.breaches.append(f"{name} ended though nobody killed it")
-        self.row.breaches += world.troubles
-        world.troubles.clear()
         await next_are_right(world, self.row, self._number)
 
     async def _judge(self, asks: list[Ask], outcomes: list[Outcome]) -> None:

@@ -36,8 +36,8 @@ EVERYBODY = ("redis", "gateway", *REPLICAS)
 REQUEST_TIMEOUT_S = 30.0
 CLIENT_LIMIT_S = 60.0
 IDLE_WITHIN_S = 30.0
-READY_WITHIN_S = 100.0
-"""What was killed is started anew meanwhile."""
+READY_WITHIN_S = 40.0
+"""Once everything that was killed runs again."""
 LOOK_S = 0.004
 SEATS = 24
 RATE_LIMIT = 1_500_000
@@ -115,11 +115,11 @@ class World:
         self.services: dict[str, Service] = {}
         self.traps: list[Trap] = []
         self.relays: dict[str, Relay] = {}
-        self.spared: set[str] = set()
-        """Names that the orchestrator leaves alone for now, though they have ended."""
+        self._replacing: dict[str, asyncio.Task[None]] = {}
+        self._lost = ""
+        """Why the orchestrator gave up; nothing more can be learnt then."""
         self.starts: Counter[str] = Counter()
         self.stopped: set[int] = set()
-        self.troubles: list[str] = []
         self.client: Client
         self.truth: Truth
 
@@ -234,7 +234,14 @@ class World:
         return not self.services[name].child.ended.done()
 
     async def replace(self, name: str) -> None:
-        """What an orchestrator does with one that is dead or does not answer."""
+        """What an orchestrator does with one that is dead or does not answer. One that is being
+        replaced already is only waited for."""
+        if name not in self._replacing:
+            self._replacing[name] = asyncio.ensure_future(self._replace(name))
+            self._replacing[name].add_done_callback(lambda _: self._replacing.pop(name))
+        await asyncio.shield(self._replacing[name])
+
+    async def _replace(self, name: str) -> None:
         pids = self.processes(name) if self.alive(name) else []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -247,12 +254,12 @@ class World:
         while True:
             await asyncio.sleep(0.05)
             for name in EVERYBODY:
-                if not self.alive(name) and name not in self.spared:
-                    try:
-                        await self.replace(name)
-                    except Exception as error:
-                        self.troubles.append(f"{name} cannot be started again: {error!r}")
-                        self.spared.add(name)
+                if not self.alive(name) and name not in self._replacing and not self._lost:
+                    asyncio.ensure_future(self.replace(name)).add_done_callback(self._note_lost)
+
+    def _note_lost(self, replacing: asyncio.Future[None]) -> None:
+        if not replacing.cancelled() and (error := replacing.exception()) is not None:
+            self._lost = f"what ended cannot be started again: {error!r}"
 
     # What the books say
 
@@ -278,13 +285,22 @@ class World:
         return False
 
     async def until_ready(self) -> bool:
-        """All processes are up, and the gateway serves over all replicas."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READY_WITHIN_S):
-                while not await self._is_ready():
-                    await asyncio.sleep(0.05)
-                return True
-        return False
+        """All processes are up, and the gateway serves over all replicas.
+
+        Raises:
+            RuntimeError: one that ended cannot be started again.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_WITHIN_S
+        while not await self._is_ready():
+            if self._lost:
+                raise RuntimeError(self._lost)
+            if self._replacing:  # which has a deadline of its own
+                deadline = loop.time() + READY_WITHIN_S
+            if loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
 
     async def _is_ready(self) -> bool:
         if not all(map(self.alive, EVERYBODY)):

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from ekiden.cli.main import main
+from ekiden.cli.verify import THREAD_WIRES
 from ekiden.core.config import EngineConfig
 from ekiden.text.tokenizer import Tokenizer
 from ekiden.verify.bounds import Bounds
 from ekiden.verify.compare import logprob_distances
 from ekiden.verify.errand import Errand
 from ekiden.verify.exchange import Exchange
-from ekiden.verify.inline import House, InlineReplica, quiet_threads
+from ekiden.verify.house import WIRES, House, quiet_threads
+from ekiden.verify.inline import InlineReplica
 from ekiden.verify.layouts import FULL, GRIDS, Layout, sample
 from ekiden.verify.outcome import Outcome
 from ekiden.verify.pair import Work, run_pair
@@ -39,7 +41,7 @@ def quiet(what: str, done: int, total: int) -> None:
 class Room:
     """A tiny model, and everything that a pair of its replicas needs."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, wire: str = "memory") -> None:
         self.engine = EngineConfig(
             model_dir=model_dir,
             model_name="tiny",
@@ -47,7 +49,7 @@ class Room:
             max_model_len=512,
             max_num_batched_tokens=64,
         )
-        self.house = House.of(self.engine)
+        self.house = House.of(self.engine, wire)
         self.shape = Shape(engine=self.engine, cache_tokens=3072)
         self.script: Script = make_script(Tokenizer.load(model_dir), FULL.block_size, TOKENS)
         self.truths = Truths(self.house, self.shape, self.script.prompts, TOKENS, quiet)
@@ -108,6 +110,17 @@ def test_a_part_of_the_full_grid_is_equal_or_refused_where_activations_differ(
     assert len(equal) >= 30
     assert all(o.prompts >= 7 and o.tokens >= 7 * TOKENS - 8 for o in equal)
     assert all(o.kv_tokens_compared > 300 and o.equal_tokens + o.ties == o.tokens for o in equal)
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "memory"])
+def test_pairs_are_equal_over_the_real_wires_of_one_host(room: Room, wire: str) -> None:
+    """``shm``: decode reads prefill's pool itself, and converts as it reads."""
+    other = Room(room.engine.model_dir, wire)
+    other.truths, other.bounds = room.truths, room.bounds  # no wire has a part in them
+    pairs = [("TP2/48", "TP3xPP2"), ("TP4xPP2/32:int8", "TP1/48:int8"), ("TP1", "TP2/32:fp8_e4m3")]
+    results = other.grid().run([(Layout.parse(p), Layout.parse(d)) for p, d in pairs])
+    assert [outcome.status for outcome in results.values()] == ["equal"] * 3
+    assert all(outcome.kv_bytes for outcome in results.values())
 
 
 class WrongBlock(Exchange):
@@ -257,6 +270,10 @@ def test_every_two_kv_dtypes_have_a_truth_of_their_own(room: Room) -> None:
 
 def verify(options: str, file: Path) -> int:
     return main(["verify", "--model", "tiny", "--json", str(file), *options.split()])
+
+
+def test_the_command_offers_the_wires_that_there_are() -> None:
+    assert THREAD_WIRES == WIRES
 
 
 def test_the_command_tells_counts_and_writes_every_cell(

@@ -41,10 +41,19 @@ class Replica:
     """Ranks as ports with their threads, and the sessions of one role on top."""
 
     def __init__(
-        self, kv: KvLayout, role: str, wire: str, *, epoch: int, blocks: int, limits: TransferLimits
+        self,
+        kv: KvLayout,
+        role: str,
+        wire: str,
+        *,
+        epoch: int,
+        blocks: int,
+        limits: TransferLimits,
+        max_bytes_per_s: float = 0.0,
     ) -> None:
         self.kv = kv
         self.wire = wire
+        self.options = PortOptions(transports=(wire,), max_bytes_per_s=max_bytes_per_s)
         self.inbox: queue.Queue[tuple[Callable[..., None], tuple[object, ...]]] = queue.Queue()
         shared = [allocate_shared_cache(kv, rank, blocks) for rank in range(len(kv.ranks))]
         self.caches = [cache.fill_(EMPTY) for cache, _ in shared]
@@ -61,7 +70,7 @@ class Replica:
             rank=rank,
             layout=self.kv,
             epoch=epoch,
-            options=encode(PortOptions(transports=(self.wire,))),
+            options=encode(self.options),
             pool_fd=self._fds[rank],
         )
         return open_port(
