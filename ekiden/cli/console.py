@@ -19,6 +19,7 @@ _QUESTION = "What is a relay race?"
 _START_LINES = 200
 """Of a service's log that are looked through once it is ready."""
 _SLOWER = re.compile(r"kernels of \S+ are (plain torch's, not \w+: .+)$", re.MULTILINE)
+_WIRE = re.compile(r"(KV from \S+ takes .+|prefill replica \S+: .+)$", re.MULTILINE)
 _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 
@@ -82,6 +83,11 @@ def at_work(name: str, said: str) -> str:
 def slower(said: str) -> list[str]:
     """What a service computes with, and why, where it could not have better; once for all ranks."""
     return list(dict.fromkeys(_SLOWER.findall(said)))
+
+
+def wires(said: str) -> list[str]:
+    """What a decode service said of the prefill replicas that it met: the wire, or why none."""
+    return list(dict.fromkeys(_WIRE.findall(said)))
 
 
 def killed(name: str, *, asked: bool) -> str:

@@ -53,6 +53,11 @@ _ENGINE = tuple(option for option in ENGINE_OPTIONS if option.field not in _SPLI
 _SERVICE = tuple(option for option in SERVICE_OPTIONS if option.field != "drain_grace_s")
 _DRAIN = tuple(option for option in SERVICE_OPTIONS if option.field == "drain_grace_s")
 
+MEETING_S = 3.0
+"""How long the screen waits to say which wires KV takes."""
+MEETING_LOOK_S = 0.05
+MEETING_LINES = 200
+
 _EXAMPLES = """examples:
   ekiden up                                         1 prefill TP2, 1 decode TP1, the default model
   ekiden up /models/llama --prefill 2 --decode 4    your own model, larger pools
@@ -259,7 +264,21 @@ class Up:
         remaining = max(0.0, deadline - time.monotonic())
         with console.Waiting(children) as waiting:
             await self.supervisor.wait_ready(children, remaining, waiting.ready, waiting.tick)
+        await self._meetings([child for child in workers if child.spec.name.startswith("decode")])
         return gateway_url(self.run_dir / "gateway.ready")
+
+    async def _meetings(self, decoders: list[Child]) -> None:
+        """Say which wire KV takes once the pools have met; what is not known soon is in the log."""
+        expected = sum(pool.size for pool in self.plan.pools if pool.role == "prefill")
+        until = time.monotonic() + MEETING_S
+        while True:
+            said = {child.spec.name: console.wires(child.tail(MEETING_LINES)) for child in decoders}
+            if all(len(lines) >= expected for lines in said.values()) or time.monotonic() > until:
+                break
+            await asyncio.sleep(MEETING_LOOK_S)
+        for name, lines in said.items():
+            for line in lines:
+                console.say(f"  {name:<10} {line}")
 
     async def _redis(self) -> str:
         if url := redis_url(self.args):

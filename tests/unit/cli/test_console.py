@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from ekiden.cli.console import at_work, killed, slower
+from ekiden.cli.console import at_work, killed, slower, wires
 from ekiden.layers.backends.choose import choose_ops
 from ekiden.layers.backends.native.build import COMPILING
 
@@ -39,3 +39,16 @@ def test_a_service_that_could_not_have_faster_kernels_says_so_once(caplog):
     assert len(shown) == 1
     assert shown[0].startswith("plain torch's, not native: they compute in float32 and bfloat16")
     assert slower("kernels of cpu in torch.bfloat16: native, 2 threads") == []
+
+
+def test_the_wire_that_kv_takes_is_found_in_what_a_decode_service_says():
+    log = (
+        "10:00:00 INFO [decode-0] decode_svc.wires: KV from prefill-0 takes shm 1.50 GB/s\n"
+        "10:00:01 INFO [decode-0] ekiden.service.main: decode-0 serves on 127.0.0.1:1\n"
+        "10:00:02 WARNING [decode-0] decode_svc.greeter: prefill replica prefill-1: it refused: x\n"
+    )
+    assert wires(log) == [
+        "KV from prefill-0 takes shm 1.50 GB/s",
+        "prefill replica prefill-1: it refused: x",
+    ]
+    assert wires("loading weights: 40%") == []
