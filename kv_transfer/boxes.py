@@ -10,25 +10,16 @@ Legend of shapes: U units or blocks, H KV heads, L layers, 2 (K and V), S positi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
-
-import torch
 
 from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native.build import NativeUnavailable
 from ekiden.layers.backends.native.copies import Axis, Boxes
 from ekiden.layers.backends.native.library import load
+from kv_transfer.across import copy_across
+from kv_transfer.places import Places
 
 logger = logging.getLogger(__name__)
-
-
-class Places(NamedTuple):
-    """Where the units of a run lie: in ``memory``, at (block, offset) each."""
-
-    memory_UHL2SR: torch.Tensor
-    spots: Sequence[tuple[int, int]]
 
 
 @cache
@@ -59,6 +50,8 @@ def copy_units(source: Places, target: Places, tokens: int, *, streamed: bool = 
         )
     if use_native(source, target):
         copy_native(source, target, tokens, streamed=streamed)
+    elif there.device != here.device or there.is_cuda:
+        copy_across(source, target, tokens)
     else:
         copy_by_torch(source, target, tokens)
 
@@ -69,7 +62,7 @@ def use_native(source: Places, target: Places) -> bool:
 
 
 def copy_by_torch(source: Places, target: Places, tokens: int) -> None:
-    """The slow reference; on any device."""
+    """The slow reference."""
     for (block, offset), (to_block, to_offset) in zip(source.spots, target.spots, strict=True):
         unit_HL2SR = source.memory_UHL2SR[block, :, :, :, offset : offset + tokens]
         target.memory_UHL2SR[to_block, :, :, :, to_offset : to_offset + tokens].copy_(unit_HL2SR)

@@ -15,7 +15,8 @@ from ekiden.cache.scaled import LARGEST, pack_rows
 from ekiden.cache.tensors import KV_TORCH_DTYPES, as_numbers, as_stored
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.layers.backends.native.copies import MOST_NUMBERS
-from kv_transfer.boxes import Places, check_places, copy_units, native_boxes, use_native
+from kv_transfer.boxes import check_places, copy_units, native_boxes, use_native
+from kv_transfer.places import Places
 
 CHUNK_BYTES = 1 << 20
 """Converted at once, or one unit: what is made of it stays in the processor's cache."""

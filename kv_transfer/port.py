@@ -88,7 +88,7 @@ class Port:
     ) -> None:
         _check_cache(cache_BHL2SD, context)
         clock = clock or MonotonicClock()
-        slots = Slots(options.slots, _slot_bytes(context))
+        slots = Slots(options.slots, _slot_bytes(context), pinned=cache_BHL2SD.is_cuda)
         for transport in transports.values():
             transport.register(slots.arena)
         self._pace = pace = Pace(options.max_bytes_per_s, clock)
@@ -237,7 +237,7 @@ class Port:
             self._emit(Aborted(epoch=self._epoch, session=session))
 
     def _read(self, order: ReadBlock) -> None:
-        block = self._cache_BHL2SD[order.block].contiguous().view(torch.uint8)
+        block = self._cache_BHL2SD[order.block].cpu().contiguous().view(torch.uint8)
         self._emit(BlockRead(ticket=order.ticket, data=block.numpy().tobytes()))
 
     def _refuse(self, order: Command) -> None:
@@ -263,10 +263,9 @@ def _slot_bytes(context: PortContext) -> int:
 
 
 def _check_cache(cache: torch.Tensor, context: PortContext) -> None:
-    if cache.device.type != "cpu":
+    if cache.device.type not in ("cpu", "cuda"):
         raise SetupError(
-            f"the KV transport moves host memory only, but the cache is on {cache.device}: "
-            "use --device cpu"
+            f"KV cannot be moved out of a cache on {cache.device}: use --device cpu or cuda"
         )
     if tuple(cache.shape[1:]) != context.layout.block_shape(context.rank):
         raise InvariantBroken(

@@ -14,8 +14,9 @@ import torch
 import xxhash
 
 from ekiden.core.errors import InvariantBroken
-from kv_transfer.boxes import Places, copy_units, native_available
+from kv_transfer.boxes import copy_units, native_available
 from kv_transfer.convert import copy_converted, kv_dtype, row_width
+from kv_transfer.places import Places
 from kv_transfer.reshard import Run, places
 
 TRAILER = struct.Struct("<QQ")
@@ -26,12 +27,13 @@ class Slots:
     """A fixed arena cut into equal slots; a slot is with one owner or free.
 
     A slot whose message has not completed stays with the wire, whoever gave the message up.
+    ``pinned``: a device reads and writes the arena itself.
     """
 
-    def __init__(self, count: int, slot_bytes: int) -> None:
+    def __init__(self, count: int, slot_bytes: int, *, pinned: bool = False) -> None:
         self.slot_bytes = -(-slot_bytes // 4096) * 4096
         self.count = count
-        self._arena = torch.empty(count * self.slot_bytes, dtype=torch.uint8)
+        self._arena = torch.empty(count * self.slot_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._bytes = self._arena.numpy().data
         # Last in, first out: the slot used last is the one still in the processor's cache.
         self._free = list(range(count))

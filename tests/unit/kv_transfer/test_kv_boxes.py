@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ekiden.core.errors import InvariantBroken
 from ekiden.layers.backends.native.build import COMPILER, NativeUnavailable, check_cpu
 from kv_transfer import boxes
-from kv_transfer.boxes import Places, copy_by_torch, copy_native, copy_units
+from kv_transfer.boxes import copy_by_torch, copy_native, copy_units
+from kv_transfer.places import Places
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn)
 

@@ -13,7 +13,8 @@ from ekiden.cache.tensors import read_kv, write_kv
 from ekiden.core.errors import InvariantBroken, SetupError
 from ekiden.layers.backends.native.copies import MOST_NUMBERS
 from kv_transfer import convert, reshard
-from kv_transfer.boxes import Places, native_available
+from kv_transfer.boxes import native_available
+from kv_transfer.places import Places
 from kv_transfer.staging import Slice, gather, move, scatter
 
 TOKENS, START, BLOCKS = 41, 5, 8
