@@ -43,11 +43,17 @@ class ShmTransport(StreamTransport):
     """Listens on a Unix socket, in ``folder`` or (empty) under an abstract name."""
 
     def __init__(self, folder: str = "") -> None:
+        if folder:
+            _sweep(Path(folder))
         self._path = _path(folder)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(self._path)
+            # It has its name once it listens: until then others would take it for a dead one's.
+            early = f"{self._path}.new" if folder else self._path
+            listener.bind(early)
             listener.listen(BACKLOG)
+            if folder:
+                os.rename(early, self._path)
         except OSError as error:
             listener.close()
             raise SetupError(
@@ -124,6 +130,19 @@ class ShmTransport(StreamTransport):
         finally:
             os.close(fd)
         self._pools[self._addresses[connection.peer]] = pool
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the sockets of processes that died: nobody answers them."""
+    for path in folder.glob("ekiden-kv-*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 def _mapped(fd: int) -> memoryview:

@@ -8,6 +8,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from kv_rig import layout
@@ -156,6 +157,21 @@ def test_a_mapped_pool_can_be_read_and_never_written() -> None:
     assert mapped[:4] == b"\x00\x00\xa0\x40"  # the mapping outlives its owner
     reader.close()
     os.close(fd)
+
+
+def test_sockets_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    dead.bind(str(tmp_path / "ekiden-kv-1-dead.sock"))
+    dead.close()  # as a killed process leaves it
+    living = ShmTransport(str(tmp_path))
+    other = ShmTransport(str(tmp_path))
+    assert len(list(tmp_path.iterdir())) == 2
+    peer = other.connect(living.describe())
+    other.send(peer, 3, memoryview(b"hello"))
+    _until(lambda: [e for e in (*other.poll(), *living.poll()) if isinstance(e, Incoming)])
+    living.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pool_that_is_not_shared_is_told_at_once() -> None:
