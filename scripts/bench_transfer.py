@@ -43,6 +43,7 @@ TURN_TOKENS = 8000
 """Moved in one turn, in as many transfers as fit ..."""
 MOST_TRANSFERS = 8
 """... but no more."""
+QUIET_LOAD = 1.0
 TRACED_TOKENS = 1000
 PYTHON_KIB = 256.0
 """Python objects may grow by this while 131 MB move; a message has 4 MiB."""
@@ -70,6 +71,7 @@ class Contender(NamedTuple):
 def main() -> int:
     args = parse()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    tell_load()
     nixl = has_nixl()
     found: list[Row] = []
     with ExitStack() as held:
@@ -83,6 +85,12 @@ def main() -> int:
     publish(result_name("transfer", args), found)
     rows_of.draw(args.charts / f"{result_name('transfer', args)}.svg", measured)
     return 0
+
+
+def tell_load() -> None:
+    """Others that compute take the two cores in turns with us, and no figure is left to trust."""
+    if (load := os.getloadavg()[0]) > QUIET_LOAD:
+        print(f"the load is {load:.1f} already: the figures mean little", file=sys.stderr)
 
 
 def has_nixl() -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ekiden.cache.layout import KvLayout
 from ekiden.core.config import EngineConfig
+from ekiden.core.errors import EkidenError
 from ekiden.engine.plan import StepPlan, StepResult
 
 PortListener = Callable[[int, bytes], None]
@@ -84,6 +85,10 @@ class HostingExecutor(Executor, Protocol):
 
     def wake(self) -> None:
         """Make ``turn`` be called soon. Any thread."""
+
+    @property
+    def failure(self) -> EkidenError | None:
+        """What the replica was lost for, whether or not a step was in flight then."""
 
     def poll(self, timeout_s: float) -> StepResult | None:
         """The result of the oldest submitted step, if it is there: ``collect`` without waiting.

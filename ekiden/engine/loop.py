@@ -134,7 +134,7 @@ class EngineLoop:
             if result is None:
                 break
             self._engine.apply(result)
-        return None
+        return self._executor.failure  # of a rank that ended while it had nothing to do
 
     def _tell(self) -> None:
         if output := self._engine.take_output():

@@ -188,6 +188,10 @@ class ProcessExecutor:
     def wake(self) -> None:
         self._loop.wake()
 
+    @property
+    def failure(self) -> EkidenError | None:
+        return self._in_flight.failure
+
     def poll(self, timeout_s: float) -> StepResult | None:
         return self._in_flight.poll(timeout_s)
 

@@ -7,6 +7,7 @@ that ours is.
 from __future__ import annotations
 
 import ctypes
+import select
 import socket
 import time
 from typing import Any
@@ -16,6 +17,8 @@ from benchmarks.transfer_shape import Bytes, Work, check, layout, map_source, ta
 
 PIECES = 16
 """Blocks that are given to the system in one call."""
+LOOKS = 100
+"""That NIXL's sender takes at its side before it looks whether it is still wanted."""
 BUFFERS = (0, 1 << 20, 4 << 20)
 """Of a socket, that are tried; 0: what the system chooses."""
 
@@ -47,11 +50,14 @@ class Receiver:
 
 
 class Sender:
-    """Sends over sockets what the receiver asks for; NIXL drives its side by itself."""
+    """Sends over sockets what the receiver asks for, and drives NIXL's side while it is told to.
+
+    NIXL's own thread would do so too, but would run while the others have their turn as well.
+    """
 
     def __init__(self, setup: Setup) -> None:
         self._source_BN = _source(setup)
-        self._agent = _agent("sender", self._source_BN) if setup.nixl else None
+        self._agent: Any = _agent("sender", self._source_BN) if setup.nixl else None
         self._connections: dict[int, socket.socket] = {}
 
     def serve(self, link: Link) -> None:
@@ -62,9 +68,18 @@ class Sender:
             word, *rest = link.hear(None)
             if word == "connect":
                 self._connect(*rest)
+            elif word == "drive":
+                self._drive(link)
             else:
                 buffer, blocks = rest
                 self._send(self._connections[buffer], blocks)
+
+    def _drive(self, link: Link) -> None:
+        """Until the next message."""
+        while not select.select([link], [], [], 0)[0]:
+            for _ in range(LOOKS):
+                self._agent.get_new_notifs()
+        link.expect("rest")
 
     def _connect(self, port: int, buffer: int) -> None:
         sock = socket.socket()
@@ -133,24 +148,28 @@ class Nixl:
     """A prepared READ with one descriptor a block; preparing it is not timed."""
 
     def __init__(self, target_BN: Bytes, link: Link) -> None:
-        self._agent = _agent("receiver", target_BN)
+        self._agent, self._link = _agent("receiver", target_BN), link
         metadata, there, size = link.expect("here")
         remote, here = self._agent.add_remote_agent(metadata), target_BN.ctypes.data
-        self._agent.make_connection(remote)
         self._there, self._here = (
             self._agent.prep_xfer_dlist(
                 name, [(first + block * size, size, 0) for block in range(len(target_BN))], "DRAM"
             )
             for name, first in ((remote, there), ("NIXL_INIT_AGENT", here))
         )
+        link.say("drive")
+        self._agent.make_connection(remote)
+        link.say("rest")
 
     def move(self, there: list[int], here: list[int]) -> float:
         handle = self._agent.make_prepped_xfer("READ", self._here, here, self._there, there)
+        self._link.say("drive")
         began = time.perf_counter()
         state = self._agent.transfer(handle)
         while state == "PROC" and time.perf_counter() - began < WAIT_S:
             state = self._agent.check_xfer_state(handle)
         took = time.perf_counter() - began
+        self._link.say("rest")
         self._agent.release_xfer_handle(handle)
         if state != "DONE":
             raise PeerGone(f"NIXL's READ is {state} after {took:.1f} s")
@@ -164,6 +183,6 @@ def _source(setup: Setup) -> Bytes:
 def _agent(name: str, pool_BN: Bytes) -> Any:
     from nixl_cu12 import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     agent.register_memory([(pool_BN.ctypes.data, pool_BN.nbytes, 0, "")], "DRAM")
     return agent

@@ -131,6 +131,13 @@ async def test_sigterm_of_decode_finishes_the_stream_it_holds(
         assert await decode.child.ended == 0
 
 
+async def test_a_rank_that_dies_with_nothing_to_do_ends_its_replica_too(stack: Stack) -> None:
+    decode = (await stack.start_all(DECODE))[0]
+    os.kill(ranks_of(decode)[0], signal.SIGKILL)
+    async with asyncio.timeout(20):
+        assert await decode.child.ended == 1
+
+
 async def test_a_dead_rank_ends_its_replica_with_a_clear_error(stack: Stack) -> None:
     decode = (await stack.start_all(DECODE))[0]
     items = stream(decode, request(prompt_of(100), max_tokens=2000))

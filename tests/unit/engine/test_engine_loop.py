@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from engine_fakes import Collected, FakeExecutor, make_engine, make_request, reference
 
-from ekiden.core.errors import BadRequest, DeadlineExceeded, ReplicaFailed, Unavailable
+from ekiden.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EkidenError,
+    ReplicaFailed,
+    Unavailable,
+)
 from ekiden.core.types import Delta, Request
 from ekiden.engine.engine import Engine, EngineOutput
 from ekiden.engine.loop import EngineLoop
@@ -27,6 +33,7 @@ class Gated:
         self.submitted = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
         self.error: BaseException | None = None
+        self.failure: EkidenError | None = None
         self.threads: set[int] = set()
         self.woken = threading.Event()
         self.closed = False
@@ -193,6 +200,15 @@ def test_what_had_come_out_before_the_ranks_broke_is_told(harness: Harness) -> N
     executor.open()
     harness.until(lambda: harness.fatal)
     assert harness.said.tokens["r", 0] == list(reference(make_request(), 0).tokens[:1])
+
+
+def test_ranks_that_break_while_they_have_nothing_to_do_end_the_loop(harness: Harness) -> None:
+    harness.executor.failure = ReplicaFailed("rank 1 was killed by SIGKILL")
+    harness.executor.wake()
+    harness.until(lambda: harness.fatal == [harness.executor.failure])
+    refused = harness.loop.call(len).exception(WAIT)
+    assert isinstance(refused, Unavailable)
+    assert "rank 1 was killed" in refused.message
 
 
 def test_a_bug_in_a_call_fails_the_call_and_ends_the_loop(harness: Harness) -> None:
