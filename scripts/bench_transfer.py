@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   make bench-transfer ARGS="--quick"
 """
 POOL_BLOCKS, QUICK_POOL_BLOCKS = 512, 96
-TURN_TOKENS = 8000
+TURN_TOKENS, QUICK_TURN_TOKENS = 8000, 1000
 """Moved in one turn, in as many transfers as fit ..."""
 MOST_TRANSFERS = 8
 """... but no more."""
@@ -49,6 +49,19 @@ PYTHON_KIB = 256.0
 """Python objects may grow by this while 131 MB move; a message has 4 MiB."""
 
 
+class Plan(NamedTuple):
+    """How much is measured; ``nixl``: it is installed."""
+
+    rounds: int
+    turn_tokens: int
+    nixl: bool
+
+    def turns(self, tokens: int, number: int) -> list[int]:
+        """Of the transfers in a round: which blocks each takes."""
+        count = min(max(self.turn_tokens // tokens, 1), MOST_TRANSFERS)
+        return list(range(number * count, (number + 1) * count))
+
+
 class Contender(NamedTuple):
     """Who moves: a worker, and what it is told."""
 
@@ -56,10 +69,8 @@ class Contender(NamedTuple):
     worker: Worker
     how: dict[str, Any]
 
-    def turn(self, tokens: int, number: int) -> float:
-        """Bytes a second at best. Raises WorkerFailed."""
-        count = min(max(TURN_TOKENS // tokens, 1), MOST_TRANSFERS)
-        turns = list(range(number * count, (number + 1) * count))
+    def best(self, tokens: int, turns: list[int]) -> float:
+        """Bytes a second of the fastest transfer. Raises WorkerFailed."""
         rates = self.worker.call("move", tokens=tokens, turns=turns, **self.how)["rates"]
         return float(max(rates))
 
@@ -72,14 +83,12 @@ def main() -> int:
     args = parse()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     tell_load()
-    nixl = has_nixl()
+    plan = Plan(args.rounds, QUICK_TURN_TOKENS if args.quick else TURN_TOKENS, has_nixl())
     found: list[Row] = []
     with ExitStack() as held:
-        workers = start(args, held, nixl=nixl)
-        measured = {
-            tokens: measure(workers, tokens, args.rounds, nixl=nixl) for tokens in args.tokens
-        }
-        found += rows_of.transfer_rows(measured, nixl=nixl)
+        workers = start(args, held, nixl=plan.nixl)
+        measured = {tokens: measure(workers, tokens, plan) for tokens in args.tokens}
+        found += rows_of.transfer_rows(measured, nixl=plan.nixl)
         found += [python_row(workers["ours"], wire) for wire in (SHM, TCP, UCX)]
     found += [] if args.no_stack else stack_rows(args)
     publish(result_name("transfer", args), found)
@@ -172,17 +181,16 @@ def contenders(workers: dict[str, Worker], buffer: int, *, nixl: bool) -> list[C
     return [one for one in all_ if nixl or one.name != NIXL]
 
 
-def measure(
-    workers: dict[str, Worker], tokens: int, rounds: int, *, nixl: bool
-) -> dict[str, list[float]]:
+def measure(workers: dict[str, Worker], tokens: int, plan: Plan) -> dict[str, list[float]]:
     """Bytes a second of each in every round, after one that is not counted."""
-    all_ = contenders(workers, best_buffer(workers["peers"], tokens), nixl=nixl)
+    buffer = best_buffer(workers["peers"], tokens, plan)
+    all_ = contenders(workers, buffer, nixl=plan.nixl)
     for one in all_:
         one.check(tokens)
     rates: dict[str, list[float]] = {one.name: [] for one in all_}
-    for number in range(rounds + 1):
+    for number in range(plan.rounds + 1):
         for one in turned(all_, number):
-            rate = one.turn(tokens, number)
+            rate = one.best(tokens, plan.turns(tokens, number))
             if number:
                 rates[one.name].append(rate)
     for name, found in rates.items():
@@ -191,11 +199,11 @@ def measure(
     return rates
 
 
-def best_buffer(worker: Worker, tokens: int) -> int:
+def best_buffer(worker: Worker, tokens: int, plan: Plan) -> int:
     """Of plain sockets, the size with the best of two turns."""
     ways = {buffer: Contender(SOCKETS, worker, {"way": f"tcp {buffer}"}) for buffer in BUFFERS}
-    tried = {buffer: max(way.turn(tokens, n) for n in (0, 1)) for buffer, way in ways.items()}
-    return max(tried, key=lambda buffer: tried[buffer])
+    turns = plan.turns(tokens, 0) + plan.turns(tokens, 1)
+    return max(ways, key=lambda buffer: ways[buffer].best(tokens, turns))
 
 
 def python_row(worker: Worker, wire: str, tokens: int = TRACED_TOKENS) -> Row:

@@ -57,6 +57,13 @@ def test_blocks_are_scattered_on_both_sides_none_twice_and_others_in_the_next_tu
     assert not first & second
 
 
+def test_a_round_takes_other_blocks_than_the_last_and_never_too_many_transfers():
+    plan = bench_transfer.Plan(5, 8000, True)
+    assert [plan.turns(8000, number) for number in (0, 1)] == [[0], [1]]
+    assert plan.turns(1000, 1) == list(range(8, 16))
+    assert len(plan.turns(128, 0)) == 8
+
+
 def test_what_arrived_as_it_was_sent_passes(sources: Sources):
     work = Work(40, 1)
     check(work, *arrived(sources, work))
@@ -223,7 +230,7 @@ def test_every_way_moves_what_was_sent(tmp_path: Path, monkeypatch: pytest.Monke
     nixl = bench_transfer.has_nixl()
     with ExitStack() as held:
         workers = bench_transfer.start(argparse.Namespace(quick=True), held, nixl=nixl)
-        rates = bench_transfer.measure(workers, 40, 1, nixl=nixl)
+        rates = bench_transfer.measure(workers, 40, bench_transfer.Plan(1, 80, nixl))
         grown = bench_transfer.python_row(workers["ours"], "tcp", tokens=40)
     assert len(rates) == 9 + nixl
     assert all(rate > 0 for found in rates.values() for rate in found)
