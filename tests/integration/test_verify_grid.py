@@ -292,9 +292,11 @@ def test_the_command_tells_counts_and_writes_every_cell(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tokens", [9, 1], ids=["nine tokens", "the hand-off token alone"])
 def test_real_processes_are_equal_or_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: int
 ) -> None:
     layouts = "--prefill TP1 --prefill TP2/32:bfloat16 --decode TP3xPP2 --decode PP2/48:int8"
-    assert verify(f"--prompts 6 --max-tokens 9 {layouts}", tmp_path / "verify.json") == 0
+    options = f"--prompts 6 --max-tokens {tokens} {layouts}"
+    assert verify(options, tmp_path / "verify.json") == 0
     assert "4 cells: 2 equal, 2 refused" in capsys.readouterr().out
