@@ -59,6 +59,7 @@ class TinyModel(msgspec.Struct):
         """What transformers generates greedily in fp32."""
         import torch
 
+        torch.set_num_threads(1)  # two that wait for each other crawl where replicas run beside
         tokens = list(prompt)
         with torch.inference_mode():
             for _ in range(count):

@@ -17,7 +17,7 @@ from ekiden.core.config import GatewayConfig
 from ekiden.registry.registration import Registration
 from ekiden.text.tokenizer import Tokenizer
 
-TURNS, AT_ONCE = 12, 8
+TURNS, AT_ONCE = 6, 8
 BODY = {"model": MODEL, "prompt": "hello world", "max_tokens": 8, "temperature": 0}
 ENDS = (200, 502, 503)
 

@@ -93,6 +93,7 @@ def test_no_deadline_fires_while_bytes_move_however_long_it_takes(make: Make) ->
     assert pair.arrived_right(650, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["shm"], indirect=True)
 def test_a_large_piece_has_the_time_that_it_takes_at_the_least_speed(make: Make) -> None:
     """As a cache of a model of billions has them: 128 KiB a token, a piece of 32 MiB and a rest
