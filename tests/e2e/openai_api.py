@@ -22,12 +22,20 @@ class Reply(msgspec.Struct):
     texts: dict[int, str]
     finishes: dict[int, str]
     usage: dict[str, Any]
-    tokens: list[str] = []
-    """Texts of the first choice's tokens, where ``logprobs`` was asked for."""
+    reasons: dict[int, Any] = {}
+    """``stop_reason`` by choice."""
+    logprobs: dict[int, Any] = {}
+    """By choice: the lists of the ``logprobs`` field, all chunks joined; where it was asked for."""
 
     @property
     def text(self) -> str:
         return self.texts[0]
+
+    @property
+    def tokens(self) -> list[str]:
+        """Texts of the first choice's tokens, where ``logprobs`` was asked for."""
+        told = self.logprobs[0]
+        return [e["token"] for e in told["content"]] if "content" in told else told["tokens"]
 
     @property
     def account(self) -> dict[str, Any]:
@@ -66,30 +74,31 @@ async def ask(
 
 
 def _whole(kind: str, answer: Any) -> Reply:
-    choices = answer.choices
-    return Reply(
-        texts={c.index: c.message.content if kind == "chat" else c.text for c in choices},
-        finishes={c.index: c.finish_reason for c in choices},
-        usage=answer.usage.model_dump(),
-        tokens=_tokens(kind, choices[0].logprobs),
-    )
+    reply = Reply({}, {}, answer.usage.model_dump())
+    for choice in answer.choices:
+        _add(reply, choice, choice.message.content if kind == "chat" else choice.text)
+    return reply
 
 
 async def _joined(kind: str, chunks: Any) -> Reply:
     reply = Reply({}, {}, {})
     async for chunk in chunks:
         for choice in chunk.choices:
-            text = choice.delta.content if kind == "chat" else choice.text
-            reply.texts[choice.index] = reply.texts.get(choice.index, "") + (text or "")
-            if choice.finish_reason:
-                assert choice.index not in reply.finishes
-                reply.finishes[choice.index] = choice.finish_reason
+            _add(reply, choice, choice.delta.content if kind == "chat" else choice.text)
         if chunk.usage:
             reply.usage = chunk.usage.model_dump()
     return reply
 
 
-def _tokens(kind: str, logprobs: Any) -> list[str]:
-    if logprobs is None:
-        return []
-    return [entry.token for entry in logprobs.content] if kind == "chat" else list(logprobs.tokens)
+def _add(reply: Reply, choice: Any, text: str | None) -> None:
+    """What one chunk, or the whole answer, says of a choice. A choice ends once."""
+    index = choice.index
+    reply.texts[index] = reply.texts.get(index, "") + (text or "")
+    if choice.logprobs is not None:
+        told = reply.logprobs.setdefault(index, {})
+        for name, entries in choice.logprobs.model_dump().items():
+            told[name] = told.get(name, []) + (entries or [])
+    if choice.finish_reason:
+        assert index not in reply.finishes
+        reply.finishes[index] = choice.finish_reason
+        reply.reasons[index] = choice.model_extra.get("stop_reason")
