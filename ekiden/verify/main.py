@@ -57,6 +57,8 @@ class VerifyConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     quantization: str = "auto"
     kv_cache_dtype: str = "auto"
+    device: str = "cpu"
+    """Of the replicas in this process; services of the grid with processes run on CPUs."""
     transport: str = "auto"
     cell_timeout_s: float = 180.0
     json: Path | None = None
@@ -85,7 +87,12 @@ def _in_process(config: VerifyConfig, house: House) -> Part:
         Tokenizer.load(config.model_dir), _block_sizes(cells), config.thread_tokens
     )
     truths = Truths(house, shape, script.prompts, script.max_tokens, progress)
-    grid = ThreadsRun(house, shape, script, truths, Bounds(truths), config.cell_timeout_s, progress)
+    # What another TP rounds otherwise is measured where there are ranks enough.
+    on_cpu = msgspec.structs.replace(
+        shape, engine=msgspec.structs.replace(shape.engine, device="cpu")
+    )
+    bounds = Bounds(Truths(house, on_cpu, script.prompts, script.max_tokens, progress))
+    grid = ThreadsRun(house, shape, script, truths, bounds, config.cell_timeout_s, progress)
     return Part(
         title=f"in one process, over {config.thread_wire}",
         results=grid.run(cells),
@@ -128,6 +135,7 @@ def _engine(config: VerifyConfig, max_model_len: int, chunk_tokens: int) -> Engi
         model_dir=config.model_dir,
         model_name=config.model_name,
         dtype=config.dtype,
+        device=config.device,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=max_model_len,

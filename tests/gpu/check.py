@@ -8,7 +8,7 @@ import time
 from importlib.util import find_spec
 
 PACKAGES = ("torch", "triton", "numpy", "msgspec", "safetensors", "transformers", "tokenizers")
-PARTS = ("kernels", "tokens", "speed")
+PARTS = ("kernels", "tokens", "handoff", "speed")
 
 
 def main() -> int:
@@ -21,10 +21,16 @@ def main() -> int:
         print(f"gpu check: {problem}", file=sys.stderr)
         return 2
     import engine_check
+    import handoff_check
     import kernel_check
     import speed_check
 
-    runs = {"kernels": kernel_check.run, "tokens": engine_check.run, "speed": speed_check.run}
+    runs = {
+        "kernels": kernel_check.run,
+        "tokens": engine_check.run,
+        "handoff": handoff_check.run,
+        "speed": speed_check.run,
+    }
     began, wrong = time.monotonic(), 0
     for part in PARTS:
         if part not in args.skip:
