@@ -10,8 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from ekiden.cache.layout import KvLayout
@@ -20,9 +18,10 @@ from ekiden.core.errors import EkidenError, ReplicaFailed
 from kv_transfer import reshard
 from kv_transfer.direction import PROGRESS_S, Direction, Emit
 from kv_transfer.ledger import Ledger
-from kv_transfer.mapped import as_cache, blocks_of, notice_bytes, read_notice
+from kv_transfer.mapped import as_cache
 from kv_transfer.messages import TAKEN, Broken, OpenReceive, Progress, split_tag, tag
 from kv_transfer.options import PortOptions
+from kv_transfer.receiving import Receiving
 from kv_transfer.staging import TRAILER, Slice, move, open_message, scatter
 from kv_transfer.transports.base import Incoming
 from kv_transfer.wire import Wire
@@ -31,56 +30,7 @@ LIMBO_MESSAGES = 4096
 ENDED_NONCES = 4096
 
 
-class _Receiving:
-    def __init__(
-        self,
-        order: OpenReceive,
-        wire: Wire,
-        pairs: dict[int, reshard.Pair],
-        peers: dict[int, int],
-        ledger: Ledger,
-    ) -> None:
-        self.order = order
-        self.wire = wire
-        self.pairs = pairs
-        self.peers = peers
-        self.ledger = ledger
-        self.sources = len(order.layout.ranks)
-        self.segments = reshard.segments(order.start, order.end, order.segment_tokens)
-        self.missing = {
-            segment * self.sources + source
-            for segment in range(len(self.segments))
-            for source in pairs
-        }
-        self.ready: deque[tuple[int, Incoming]] = deque()
-        self.noticed: deque[tuple[int, int]] = deque()
-        """(index, checksum of the notice) of segments that can be read from the sender's pool."""
-        self.tables: dict[int, npt.NDArray[np.int64]] = {}
-        """Of each source, its block table as far as notices told it."""
-        self.said_at = float("-inf")
-
-    def payload(self, index: int) -> int:
-        start, end = self.segments[index // self.sources]
-        return self.pairs[index % self.sources].token_bytes(self.order.layout) * (end - start)
-
-    def message_bytes(self, index: int) -> int:
-        if self.wire.mapped is None:
-            return self.payload(index) + TRAILER.size
-        start, end = self.segments[index // self.sources]
-        return notice_bytes(start, end, self.order.layout.block_size) + TRAILER.size
-
-    def note(self, index: int, notice: memoryview, checksum: int) -> None:
-        """Keep what a notice says of its sender's blocks."""
-        start, end = self.segments[index // self.sources]
-        size = self.order.layout.block_size
-        whole = len(blocks_of(0, self.order.end, size))
-        table = self.tables.setdefault(index % self.sources, np.full(whole, -1, np.int64))
-        which = blocks_of(start, end, size)
-        table[which.start : which.stop] = read_notice(notice)
-        self.noticed.append((index, checksum))
-
-
-class Inbound(Direction[_Receiving]):
+class Inbound(Direction[Receiving]):
     """All the sessions that this rank receives for."""
 
     DOES = "receiving from"
@@ -115,7 +65,7 @@ class Inbound(Direction[_Receiving]):
         count = len(reshard.segments(order.start, order.end, order.segment_tokens))
         ledger = Ledger({(p.source, p.target): count for p in mine}, self._clock)
         pairs = {pair.source: pair for pair in mine}
-        self._begin(_Receiving(order, wire, pairs, peers, ledger))
+        self._begin(Receiving(order, wire, pairs, peers, ledger))
         self._leave_limbo(order.nonce)
 
     def arrival(self, wire: Wire, message: Incoming) -> None:
@@ -173,10 +123,10 @@ class Inbound(Direction[_Receiving]):
         receiving.missing.discard(index)
         receiving.ready.append((index, message))
 
-    def _peer(self, receiving: _Receiving) -> int:
+    def _peer(self, receiving: Receiving) -> int:
         return receiving.peers[receiving.ready[0][0] % receiving.sources]
 
-    def _receive(self, session: int, receiving: _Receiving) -> None:
+    def _receive(self, session: int, receiving: Receiving) -> None:
         peer = self._peer(receiving)
         index, message = receiving.ready.popleft()
         wire = receiving.wire
@@ -207,7 +157,7 @@ class Inbound(Direction[_Receiving]):
             self._scatter(receiving, index, slots.tensor(slot, size - TRAILER.size))
             self._count(session, receiving, index, checksum)
 
-    def _read(self, session: int, receiving: _Receiving) -> bool:
+    def _read(self, session: int, receiving: Receiving) -> bool:
         """Copy the segment of the next notice, and say so to its sender; False if not now."""
         wire = receiving.wire
         index, checksum = receiving.noticed[0]
@@ -234,7 +184,7 @@ class Inbound(Direction[_Receiving]):
         self._count(session, receiving, index, checksum)
         return True
 
-    def _pool(self, receiving: _Receiving, source: int) -> torch.Tensor | None:
+    def _pool(self, receiving: Receiving, source: int) -> torch.Tensor | None:
         """The pool of a source as blocks, or None if it is not mapped yet.
 
         Raises:
@@ -244,7 +194,7 @@ class Inbound(Direction[_Receiving]):
         pool = mapped.pool(receiving.peers[source]) if mapped is not None else None
         return None if pool is None else as_cache(pool, receiving.order.layout, source)
 
-    def _move(self, receiving: _Receiving, index: int, pool_BHL2SD: torch.Tensor) -> None:
+    def _move(self, receiving: Receiving, index: int, pool_BHL2SD: torch.Tensor) -> None:
         order, source = receiving.order, index % receiving.sources
         start, end = receiving.segments[index // receiving.sources]
         pair, table = receiving.pairs[source], receiving.tables[source]
@@ -255,12 +205,12 @@ class Inbound(Direction[_Receiving]):
         ours = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
         move(pool_BHL2SD, theirs, self._cache, ours)
 
-    def _count(self, session: int, receiving: _Receiving, index: int, checksum: int) -> None:
+    def _count(self, session: int, receiving: Receiving, index: int, checksum: int) -> None:
         source, payload = index % receiving.sources, receiving.payload(index)
         receiving.ledger.add(source, self._rank, payload, checksum)
         self._tell(session, receiving)
 
-    def _scatter(self, receiving: _Receiving, index: int, staging: torch.Tensor) -> None:
+    def _scatter(self, receiving: Receiving, index: int, staging: torch.Tensor) -> None:
         order = receiving.order
         start, end = receiving.segments[index // receiving.sources]
         pair = receiving.pairs[index % receiving.sources]
@@ -270,7 +220,7 @@ class Inbound(Direction[_Receiving]):
         part = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
         scatter(staging, part, self._cache, order.layout.dtype)
 
-    def _tell(self, session: int, receiving: _Receiving) -> None:
+    def _tell(self, session: int, receiving: Receiving) -> None:
         ledger, now = receiving.ledger, self._clock.now()
         if ledger.all_complete:
             self._finish(session)

@@ -30,7 +30,8 @@ from kv_transfer.description import AUTO_WIRES, MAPPED_WIRES, WIRE_VERSION, Repl
 from kv_transfer.messages import TransferLimits, encode
 from kv_transfer.options import PortOptions
 from kv_transfer.port import open_port
-from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SendSessions
+from kv_transfer.session import Arrived, Drained, Failed
+from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 UNTUNED = "untuned"
 """The group whose UCX has its own settings; the others are named by the sender's TP."""

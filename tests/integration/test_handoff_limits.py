@@ -21,7 +21,7 @@ from kv_rig import layout, read, truth, write  # noqa: E402
 
 from ekiden.cache.layout import KvLayout  # noqa: E402
 from kv_transfer.messages import TransferLimits  # noqa: E402
-from kv_transfer.sessions import Arrived, SealedOut, SessionEvent  # noqa: E402
+from kv_transfer.session import Arrived, SealedOut, SessionEvent  # noqa: E402
 
 LONGEST_S = 30.0
 BASE_S = 0.6

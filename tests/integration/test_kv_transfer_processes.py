@@ -27,7 +27,7 @@ from kv_rig import layout, read, truth  # noqa: E402
 from ekiden.cache.layout import KvLayout  # noqa: E402
 from kv_transfer.description import ReplicaDescription  # noqa: E402
 from kv_transfer.messages import TransferLimits  # noqa: E402
-from kv_transfer.sessions import Arrived, Drained, Failed  # noqa: E402
+from kv_transfer.session import Arrived, Drained, Failed  # noqa: E402
 
 DEADLINE_S = 30.0
 LIMITS = TransferLimits(segment_tokens=32, first_bytes_s=20.0, stall_s=3.0, base_s=3.0, drain_s=5.0)

@@ -26,7 +26,8 @@ from kv_transfer.description import ReplicaDescription
 from kv_transfer.messages import TransferLimits, encode
 from kv_transfer.options import PortOptions
 from kv_transfer.port import open_port
-from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
+from kv_transfer.session import SealedOut
+from kv_transfer.sessions import ReceiveSessions, SendSessions
 
 
 def pack(value: object) -> str:

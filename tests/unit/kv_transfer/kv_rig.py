@@ -18,7 +18,8 @@ from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import TransferLimits
 from kv_transfer.options import PortOptions
 from kv_transfer.port import Port
-from kv_transfer.sessions import ReceiveSessions, SealedOut, SendSessions
+from kv_transfer.session import SealedOut
+from kv_transfer.sessions import ReceiveSessions, SendSessions
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 

@@ -14,7 +14,7 @@ from kv_rig import Pair, empty_cache, layout, read, truth, write
 from ekiden.core.clock import ManualClock
 from kv_transfer.messages import TransferLimits
 from kv_transfer.options import PortOptions
-from kv_transfer.sessions import Arrived, Drained, Failed, SealedOut
+from kv_transfer.session import Arrived, Drained, Failed, SealedOut
 from kv_transfer.transports.mapped_memory import MappedMemoryTransport
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
 

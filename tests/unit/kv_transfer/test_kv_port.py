@@ -27,7 +27,8 @@ from kv_transfer.messages import (
 )
 from kv_transfer.options import PortOptions
 from kv_transfer.port import Port, open_port
-from kv_transfer.sessions import Arrived, Drained, Failed, ReceiveSessions, SealedOut, SendSessions
+from kv_transfer.session import Arrived, Drained, Failed, SealedOut
+from kv_transfer.sessions import ReceiveSessions, SendSessions
 from kv_transfer.staging import Slots
 from kv_transfer.transports.base import PeerLost
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport

@@ -19,8 +19,16 @@ from kv_transfer.messages import (
     encode,
 )
 from kv_transfer.options import PortOptions
-from kv_transfer.session import ReceiveSession, SendSession, State, Terms
-from kv_transfer.sessions import Arrived, Drained, Failed, SealedOut
+from kv_transfer.session import (
+    Arrived,
+    Drained,
+    Failed,
+    ReceiveSession,
+    SealedOut,
+    SendSession,
+    State,
+    Terms,
+)
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
 
 SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
