@@ -190,9 +190,11 @@ class Inbound(Direction[Receiving]):
         Raises:
             ReplicaFailed: it will not be, or is not what its layout says.
         """
-        mapped = receiving.wire.mapped
-        pool = mapped.pool(receiving.peers[source]) if mapped is not None else None
-        return None if pool is None else as_cache(pool, receiving.order.layout, source)
+        if source not in receiving.pools and (mapped := receiving.wire.mapped) is not None:
+            if (pool := mapped.pool(receiving.peers[source])) is None:
+                return None
+            receiving.pools[source] = as_cache(pool, receiving.order.layout, source)
+        return receiving.pools[source]
 
     def _move(self, receiving: Receiving, index: int, pool_BHL2SD: torch.Tensor) -> None:
         order, source = receiving.order, index % receiving.sources

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kv_transfer import reshard
 from kv_transfer.ledger import Ledger
@@ -44,6 +45,8 @@ class Receiving:
         """(index, checksum of the notice) of segments that can be read from the sender's pool."""
         self.tables: dict[int, npt.NDArray[np.int64]] = {}
         """Of each source, its block table as far as notices told it."""
+        self.pools: dict[int, torch.Tensor] = {}
+        """Of each source, its mapped pool as blocks."""
         self.said_at = float("-inf")
 
     def payload(self, index: int) -> int:

@@ -12,7 +12,8 @@ from enum import IntEnum
 import msgspec
 
 HEADER = struct.Struct("<QQQQQ")
-AHEAD_BYTES = 1 << 16
+AHEAD_BYTES = 512
+"""Read at once where a header is due: what of it is payload is copied once more."""
 PIECES = 16
 """Buffers given to the system in one call."""
 

@@ -203,7 +203,7 @@ class MemoryTransport:
             os.close(self._signal)
 
     def _launch(self, target: MemoryTransport, flight: _Flight) -> None:
-        if self._happens(self._faults.corrupt):
+        if len(flight.data) and self._happens(self._faults.corrupt):
             data = bytearray(flight.data)
             data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
             flight.data = memoryview(data)
