@@ -35,6 +35,14 @@ from chaos_plan import SEEDS  # noqa: E402
 from chaos_report import Report, markdown, save, screen, table  # noqa: E402
 from chaos_round import Row  # noqa: E402
 
+PAGE = """# What became of each fault
+
+{verdict}. [chaos.md](chaos.md) says what the words mean. Seconds are from the fault to the last of
+twenty right answers after it; where a replica was started anew, they are mostly its start.
+
+{table}
+"""
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -85,7 +93,7 @@ def main() -> int:
         print(f"BREACH: {breach}")
     print(f"chaos: {report.verdict()}\nwritten: {args.json}")
     if args.markdown:
-        args.markdown.write_text(f"{report.verdict()}\n\n{markdown(lines)}\n")
+        args.markdown.write_text(PAGE.format(verdict=report.verdict(), table=markdown(lines)))
     return 1 if report.breaches or not report.injected else 0
 
 

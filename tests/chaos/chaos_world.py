@@ -182,7 +182,7 @@ class World:
             self.services[service.name] = service
             self.starts[service.name] += 1
         if "gateway" in names:
-            await self._open_client()
+            self._open_client()
 
     def _command(self, name: str) -> tuple[str, ...]:
         if name == "gateway":
@@ -201,11 +201,11 @@ class World:
     async def _close_relays(self) -> None:
         await asyncio.gather(*(relay.close() for relay in self.relays.values()))
 
-    async def _open_client(self) -> None:
-        if self.starts["gateway"] > 1:
-            await self.client.close()
+    def _open_client(self) -> None:
+        """Earlier clients stay open to the end: somebody may still be told that theirs broke."""
         url = f"http://{self.services['gateway'].address}"
         self.client = Client(url, limit_s=CLIENT_LIMIT_S)
+        self._exits.push_async_callback(self.client.close)
 
     def keep_logs(self, folder: Path) -> None:
         """Copy what every service wrote."""
