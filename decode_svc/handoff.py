@@ -73,6 +73,10 @@ class Handoff:
         call = self.peer.stub.Run(metadata=self.core.peers.metadata)
         try:
             await self._converse(call)
+        except AttemptFailed as failure:
+            # The session may have failed before the token came that its client has seen since.
+            failure.binding = self._binding
+            raise
         except grpc.aio.AioRpcError as error:
             code = error.code().name
             raise self._failed(f"the call ended with {code}: {error.details()}") from error

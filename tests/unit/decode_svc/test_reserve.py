@@ -18,6 +18,7 @@ from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc import prefill_pb2_grpc
 from ekiden.rpc.channel import open_channel
+from kv_transfer.session import Failed
 
 REQUEST = Request(
     request_id="r", model="m", prompt=(1, 2, 3), sampling=SamplingParams(seed=1, max_tokens=2)
@@ -108,6 +109,23 @@ async def test_a_call_that_ended_while_blocks_were_waited_for_is_a_failed_attemp
         with pytest.raises(AttemptFailed, match=rf"p-1, .*ended with {code.name}"):
             await _handoff(FakeCore())._say(call, pb.PrefillRequest())
     await server.stop(None)
+
+
+async def test_a_session_that_failed_before_the_token_was_seen_binds_after_it() -> None:
+    core: Any = FakeCore()
+    core.peers = SimpleNamespace(metadata=())
+    handoff: Any = _handoff(core)
+    handoff.peer.stub = SimpleNamespace(Run=lambda **_: SimpleNamespace(cancel=lambda: None))
+    handoff.on_failed(Failed(session=1, reason="refused", state="waiting", peer="p-1"))
+
+    async def converse(_call: object) -> None:
+        handoff._binding = True  # the token came, and was shown
+        handoff._arrival.result()
+
+    handoff._converse = converse
+    with pytest.raises(AttemptFailed, match="refused") as caught:
+        await handoff.run()
+    assert caught.value.binding
 
 
 async def test_a_session_that_cannot_be_opened_gives_its_reservation_back() -> None:
