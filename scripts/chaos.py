@@ -43,6 +43,9 @@ twenty right answers after it; where a replica was started anew, they are mostly
 {table}
 """
 
+NO_HOSTS = {"tcp": "a tcp port is dialled where its replica is advertised, which is the relay"}
+"""Wires that need all replicas and relays on one address, and why."""
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -70,7 +73,8 @@ def main() -> int:
     args = parser().parse_args()
     if args.lane is not None:
         return lane(args.lane)
-    skipped = "--no-hosts was given" if args.no_hosts else why_not()
+    skipped = "--no-hosts was given" if args.no_hosts else NO_HOSTS.get(args.kv_transport, "")
+    skipped = skipped or why_not()
     if skipped:
         print(f"chaos: no link is cut, slowed or throttled: {skipped}", flush=True)
     seeds = args.seeds or ([1] if args.quick else list(range(1, SEEDS + 1)))

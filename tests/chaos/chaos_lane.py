@@ -39,8 +39,8 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     """Where the services' logs are kept; empty: nowhere."""
 
 
-LINK_OF = {"ucx": "kv", "tcp": "control"}
-"""UCX is told its device; a tcp port listens where its replica does. Others take no link."""
+LINK_OF = {"ucx": "kv"}
+"""UCX is told its device. Other wires take no link that could be cut without the control's."""
 
 
 def shape_of(lane: Lane) -> Shape:
