@@ -125,6 +125,19 @@ class BlockPool:
         """The parent for what follows ``block``, which ``find`` returned."""
         return self._index.serial(block)
 
+    def check_sums(self) -> None:
+        """As ``check``, for the sums alone.
+
+        Raises:
+            InvariantBroken: free + cached + held is not total.
+        """
+        counts = (len(self._free), len(self._cached), len(self._owners))
+        if sum(counts) != self.total:
+            raise InvariantBroken(
+                f"block books do not balance: free {counts[0]} + cached {counts[1]} + "
+                f"held {counts[2]} is not total {self.total}"
+            )
+
     def check(self) -> None:
         """Compare the books with each other.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from engine_fakes import PROMPT, Collected, make_engine, make_request
 
-from ekiden.engine.engine import PrefillDone, Ready, Started
+from ekiden.core.clock import ManualClock
+from ekiden.core.errors import InvariantBroken
+from ekiden.engine.engine import WHOLE_AUDIT_S, PrefillDone, Ready, Started
 
 SIZE = 4
 """Of a block of the fake engine."""
@@ -71,3 +74,21 @@ def test_scratch_blocks_push_nothing_cached_out() -> None:
     engine.writer_done(scratch.key)
     assert engine.books().free == 2
     assert engine.hold_free(0).blocks == ()
+
+
+def test_an_idle_engine_looks_at_every_block_now_and_then_and_at_the_owners_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look at every block of a large pool takes milliseconds that a request would wait for."""
+    engine, _ = make_engine()
+    clock = engine._clock
+    assert isinstance(clock, ManualClock)
+    looks: list[float] = []
+    monkeypatch.setattr(engine.pool, "check", lambda: looks.append(clock.now()))
+    for _ in range(5):
+        engine.next_plan()
+        clock.advance(WHOLE_AUDIT_S / 2)
+    assert looks == [0.0, WHOLE_AUDIT_S, 2 * WHOLE_AUDIT_S]
+    engine.pool.allocate(1)  # by nobody: a leak
+    with pytest.raises(InvariantBroken, match="owners of blocks do not add up"):
+        engine.next_plan()
