@@ -46,6 +46,8 @@ class Measured(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         if not self.bytes_per_s:
             return f"{self.wire} (not measured)"
+        if self.bytes_per_s < 1e8:
+            return f"{self.wire} {self.bytes_per_s / 1e6:.1f} MB/s"
         return f"{self.wire} {self.bytes_per_s / 1e9:.2f} GB/s"
 
 
