@@ -250,4 +250,4 @@ class Inbound(Direction[Receiving]):
 
     def _discard(self, wire: Wire, message: Incoming) -> None:
         self.discarded += 1
-        wire.transport.discard(message.message)
+        wire.discard(message.message)
