@@ -96,6 +96,10 @@ class StreamTransport:
             reason = f"cannot connect to {self._shown(address)}: {error.strerror or error}"
             self._events.append(PeerLost(number, reason))
             return number
+        except (ValueError, OverflowError, TypeError) as error:
+            raise ReplicaFailed(
+                f"{self._shown(address)} is no address of the {self.wire} wire: {error}"
+            ) from error
         self._peers[number] = connection
         self._addresses[endpoint] = number
         self._adopt(connection)
@@ -270,8 +274,12 @@ class StreamTransport:
     def _room(self, connection: Connection, frame: Frame) -> memoryview:
         """Memory for what comes behind a frame's header; refuses what nobody should send."""
         kind, size = frame.kind, frame.size
-        if not connection.ready and kind not in (Kind.HELLO, Kind.WELCOME):
+        # Who dialled says hello, once, and is welcomed: neither can be turned about or repeated.
+        greeting = Kind.WELCOME if connection.dialled else Kind.HELLO
+        if not connection.ready and kind != greeting:
             raise Broken("the other end did not show who it is")
+        if connection.ready and kind in (Kind.HELLO, Kind.WELCOME):
+            raise Broken("the other end greeted again")
         if kind == Kind.DATA:
             taking = self._takings.get((connection, frame.op))
             if taking is None or taking[1].nbytes != size:
@@ -299,7 +307,7 @@ class StreamTransport:
         elif kind == Kind.TAKE:
             self._taken(connection, frame.op)
         elif kind == Kind.DROP:
-            self._sent(frame.op)
+            self._dropped(connection, frame.op)
         else:
             op, _ = self._takings.pop((connection, frame.op))
             self._events.append(Completed(op, ""))
@@ -325,6 +333,12 @@ class StreamTransport:
             raise Broken("the other end took a message that was not offered")
         connection.put(Kind.DATA, op=op, payload=sending[1], done=partial(self._sent, op))
         self._write(connection)
+
+    def _dropped(self, connection: Connection, op: int) -> None:
+        sending = self._sends.get(op)
+        if sending is not None and self._peers.get(sending[0]) is not connection:
+            raise Broken("the other end dropped a message that was not offered to it")
+        self._sent(op)
 
     def _sent(self, op: int) -> None:
         if self._sends.pop(op, None) is not None:
