@@ -33,6 +33,8 @@ GREETING_S = 5.0
 """For a connection to be made and the other end to show who it is."""
 BUDGET = 8 << 20
 """Bytes read from one connection before the others have their turn."""
+DEAF_S = 0.1
+"""After a caller who could not be let in, before the next is."""
 MAX_STRANGERS = 256
 KEY_BYTES = 16
 
@@ -63,6 +65,7 @@ class StreamTransport:
         self._numbers = itertools.count(1)
         self._connections: dict[int, Connection] = {}
         self._greeting: dict[Connection, float] = {}
+        self._deaf_until = math.inf
         self._peers: dict[int, Connection] = {}
         self._addresses: dict[bytes, int] = {}
         self._sends: dict[int, tuple[int, memoryview]] = {}
@@ -150,6 +153,9 @@ class StreamTransport:
                 if mask & select.EPOLLOUT and not connection.closed:
                     self._write(connection)
         self._turn_away()
+        if self._deaf_until <= self._clock.now():
+            self._epoll.modify(self._listener, select.EPOLLIN)
+            self._deaf_until = math.inf
         events, self._events = self._events, []
         return events
 
@@ -157,6 +163,7 @@ class StreamTransport:
         if self._events:
             return 0.0
         until = min(self._greeting.values(), default=math.inf)
+        until = min(until, self._deaf_until)
         return max(until - self._clock.now(), 0.0)
 
     def disconnect(self, peer: int) -> None:
@@ -203,8 +210,13 @@ class StreamTransport:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # it has gone already
         except OSError:
-            return  # it has gone already, or there are no more descriptors: it will be seen again
+            # There are no more descriptors: the caller waits, and to look at once again would spin.
+            self._epoll.modify(self._listener, 0)
+            self._deaf_until = self._clock.now() + DEAF_S
+            return
         if len(self._greeting) >= MAX_STRANGERS:
             sock.close()
             return

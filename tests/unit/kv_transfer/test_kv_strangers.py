@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -28,6 +29,19 @@ DEADLINE_S = 10.0
 def frame(kind: int, payload: bytes = b"", *, op: int = 1, size: int | None = None) -> bytes:
     length = len(payload) if size is None else size
     return HEADER.pack(kind, op, 7, length, 0) + payload
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """As long as it lasts this process can open nothing more."""
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture
@@ -213,20 +227,31 @@ def test_a_pool_that_could_not_be_taken_for_want_of_descriptors_is_asked_for_aga
     reader.connect(owner.describe())
     for _ in range(3):  # it is welcomed, and the descriptor is on its way
         owner.poll()
-    lowest = os.dup(fd)
-    os.close(lowest)
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
+    with no_descriptors():
         events = reader.poll()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert [type(event) for event in events] == [PeerLost]
     peer = reader.connect(owner.describe())
     _until(lambda: [*owner.poll(), *reader.poll(), *([1] if reader.pool(peer) else [])])
     owner.close()
     reader.close()
     os.close(fd)
+
+
+def test_a_caller_for_whom_there_is_no_descriptor_waits_and_is_let_in_later() -> None:
+    host, caller = TcpTransport(), TcpTransport()
+    peer = caller.connect(host.describe())
+    caller.send(peer, 5, memoryview(b"hello"))
+    polls, until = 0, time.monotonic() + 0.5
+    with no_descriptors():
+        while (left := until - time.monotonic()) > 0:
+            assert host.poll() == []
+            select.select(host.fds, [], [], min(host.idle(), left))
+            polls += 1
+    assert polls < 30
+    said = _until(lambda: [e for e in (*caller.poll(), *host.poll()) if isinstance(e, Incoming)])
+    assert said[0].tag == 5
+    host.close()
+    caller.close()
 
 
 @pytest.mark.parametrize(
