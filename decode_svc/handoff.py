@@ -21,6 +21,7 @@ from ekiden.core.types import Request, TokenSources, TransferStats
 from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc.convert import delta_from_pb, error_from_pb, request_to_pb
+from ekiden.service.bridge import or_drop
 from kv_transfer.session import Arrived, Failed
 
 from .core import DecodeCore
@@ -206,19 +207,11 @@ class Handoff:
     async def _try_reserve(self) -> Reservation | None:
         """One look for room. A reservation that comes when nobody waits for it any more has no
         writer: its blocks are let go."""
-        asking = asyncio.ensure_future(
-            self.core.bridge.call(lambda engine: engine.reserve(self.request))
-        )
-        try:
-            return await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            asking.add_done_callback(self._drop_late)
-            raise
+        asking = self.core.bridge.call(lambda engine: engine.reserve(self.request))
+        return await or_drop(asking, self._let_go)
 
-    def _drop_late(self, asking: asyncio.Future[Reservation | None]) -> None:
-        if asking.cancelled() or asking.exception() is not None:
-            return
-        if (reservation := asking.result()) is not None:
+    def _let_go(self, reservation: Reservation | None) -> None:
+        if reservation is not None:
             self.core.let_go(reservation.key)
 
     async def _take_tokens(self, message: pb.HandOff) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from ekiden.core.errors import EkidenError, ReplicaFailed
 from ekiden.core.types import Request
 from ekiden.rpc import prefill_pb2 as pb
+from ekiden.service.bridge import or_drop
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Failed, SealedOut
 
@@ -40,7 +41,8 @@ class Lending:
 
     async def _send(self, offer: bytes, held_tokens: int) -> bytes:
         prefix, salt = self._request.prompt[:held_tokens], self._request.salt
-        held = await self._core.bridge.call(lambda engine: engine.hold_cached(prefix, salt))
+        asking = self._core.bridge.call(lambda engine: engine.hold_cached(prefix, salt))
+        held = await or_drop(asking, lambda held: self._core.let_go(held.key))
         try:
             self._session = self._core.open_lending(self, offer, self._peer, held)
         except EkidenError:

@@ -18,6 +18,7 @@ from ekiden.core.ids import new_request_id
 from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc import prefill_pb2_grpc
+from ekiden.service.bridge import or_drop
 from kv_transfer.compat import common_wires
 from kv_transfer.description import MAPPED_WIRES, ReplicaDescription
 from kv_transfer.session import Arrived, Failed
@@ -106,7 +107,8 @@ class WireChooser:
     ) -> Arrived | None:
         """Have about ``tokens`` positions sent; None: there is no room for any."""
         longest = min(tokens, peer.max_model_len)
-        scratch = await self._core.bridge.call(lambda engine: engine.hold_free(longest))
+        asking = self._core.bridge.call(lambda engine: engine.hold_free(longest))
+        scratch = await or_drop(asking, lambda held: self._core.let_go(held.key))
         held = len(scratch.blocks) * self._core.me.kv.block_size
         if not held:
             self._core.let_go(scratch.key)

@@ -97,7 +97,7 @@ class Inbound(Direction[Receiving]):
             receiving = self._sessions[session]
             if receiving.noticed and self._read(session, receiving):
                 return True
-            if receiving.ready and receiving.wire.room(self._peer(receiving)):
+            if receiving.ready and receiving.wire.may_receive(self._peer(receiving)):
                 self._receive(session, receiving)
                 return True
         return False

@@ -25,6 +25,7 @@ Done = Callable[[int, str], None]
 class _Op(msgspec.Struct):
     session: int
     peer: int
+    sends: bool
     slot: int
     done: Done
     abandoned_at: float | None = None
@@ -70,7 +71,8 @@ class Wire:
         self._options = options
         self._clock = clock
         self._ops: dict[int, _Op] = {}
-        self._under_way: Counter[int] = Counter()
+        self._sends: Counter[int] = Counter()
+        self._receives: Counter[int] = Counter()
         self._said: set[int] = set()
 
     @property
@@ -100,25 +102,32 @@ class Wire:
         self.stirred = idle < math.inf
         return idle
 
-    def room(self, peer: int) -> bool:
-        """May one more message of ``peer`` start now?"""
-        return self.slots.free > 0 and self._under_way[peer] < self._options.window
+    # What is sent holds its slot, and its place in the window, until the other end has a slot for
+    # it. So neither may keep the other end's messages out: two ends that send to each other would
+    # wait for each other.
+
+    def may_receive(self, peer: int) -> bool:
+        """May one more message of ``peer`` be taken now?"""
+        return self.slots.free > 0 and self._receives[peer] < self._options.window
 
     def may_send(self, peer: int) -> bool:
-        return self.room(peer) and not self.pace.delay()
+        """May one more message go to ``peer`` now? The last slot is left to what arrives."""
+        last = self.slots.count > 1 and self.slots.free == 1
+        room = self.slots.free > 0 and self._sends[peer] < self._options.window
+        return room and not last and not self.pace.delay()
 
     def send(self, session: int, peer: int, tag: int, slot: int, size: int, done: Done) -> None:
         self.pace.charge(size)
         self.stirred = True
         op = self.transport.send(peer, tag, self.slots.bytes(slot, size))
-        self._started(op, _Op(session, peer, slot, done))
+        self._started(op, _Op(session, peer, True, slot, done))
 
     def receive(
         self, session: int, peer: int, message: int, slot: int, size: int, done: Done
     ) -> None:
         self.stirred = True
         op = self.transport.receive(message, self.slots.bytes(slot, size))
-        self._started(op, _Op(session, peer, slot, done))
+        self._started(op, _Op(session, peer, False, slot, done))
 
     def say(self, peer: int, tag: int) -> None:
         """Send a message that is nothing but its tag; if it cannot come, the peer is lost."""
@@ -131,9 +140,10 @@ class Wire:
             self._said.discard(event.op)
             return
         op = self._ops.pop(event.op)
-        self._under_way[op.peer] -= 1
-        if not self._under_way[op.peer]:
-            del self._under_way[op.peer]
+        under_way = self._under_way(op)
+        under_way[op.peer] -= 1
+        if not under_way[op.peer]:
+            del under_way[op.peer]
         try:
             if op.abandoned_at is None:
                 op.done(op.slot, event.error)
@@ -161,4 +171,7 @@ class Wire:
 
     def _started(self, op: int, entry: _Op) -> None:
         self._ops[op] = entry
-        self._under_way[entry.peer] += 1
+        self._under_way(entry)[entry.peer] += 1
+
+    def _under_way(self, op: _Op) -> Counter[int]:
+        return self._sends if op.sends else self._receives

@@ -13,7 +13,9 @@ import msgspec
 
 from ekiden.core.errors import EkidenError, ReplicaFailed
 from ekiden.core.types import Request
+from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
+from ekiden.service.bridge import or_drop
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Arrived, Failed
 
@@ -63,7 +65,8 @@ class PrefixFetch:
         if not self._pays(len(self._prefix) - cached):
             return None
         salt = self._request.salt
-        held = await self._core.bridge.call(lambda engine: engine.hold_prefix(self._prefix, salt))
+        asking = self._core.bridge.call(lambda engine: engine.hold_prefix(self._prefix, salt))
+        held = await or_drop(asking, self._let_go)
         if held is None:
             return None
         self.key, self._start, self._blocks = held.key, held.held_tokens, held.blocks
@@ -72,10 +75,14 @@ class PrefixFetch:
                 self, self._peer, self._start, len(self._prefix), self._blocks, self._wire
             )
         except EkidenError as error:
-            self._core.bridge.post(lambda engine: engine.writer_done(held.key))
+            self._let_go(held)
             self.failure = error.message
             return None
         return offer
+
+    def _let_go(self, held: Reservation | None) -> None:
+        if held is not None:
+            self._core.bridge.post(lambda engine: engine.writer_done(held.key))
 
     def _pays(self, missing: int) -> bool:
         speed = self._core.replica.stats().prefill_tokens_per_s

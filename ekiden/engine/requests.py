@@ -114,9 +114,10 @@ class Requests:
         )
 
     def hold_free(self, tokens: int) -> Reservation:
-        """Hold blocks for about ``tokens`` positions of no request, fewer if fewer are free, and
-        push nothing cached out for them. ``writer_done`` with the key lets go."""
-        count = min(-(-tokens // self.config.block_size), self.pool.free)
+        """Hold blocks for about ``tokens`` positions of no request, fewer if fewer are free.
+        Nothing cached is pushed out but one block where none is free, as in any pool that has
+        worked for a while. ``writer_done`` with the key lets go."""
+        count = min(-(-tokens // self.config.block_size), max(self.pool.free, 1))
         blocks = self.pool.allocate(count) or []
         key = self._writers.hold(blocks)
         self.pool.release(blocks)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from ekiden.core.clock import Clock
@@ -55,6 +56,22 @@ class EngineBridge:
 
     def stop(self, timeout_s: float) -> None:
         self._engine_loop.stop(timeout_s)
+
+
+async def or_drop(asking: Awaitable[T], drop: Callable[[T], object]) -> T:
+    """What ``asking`` brings. If it comes when nobody waits for it any more, ``drop`` gets it:
+    what it holds would be held for ever."""
+    task = asyncio.ensure_future(asking)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(partial(_drop_late, drop))
+        raise
+
+
+def _drop_late(drop: Callable[[T], object], task: asyncio.Future[T]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        drop(task.result())
 
 
 class SessionPump:

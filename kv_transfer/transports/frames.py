@@ -62,7 +62,7 @@ class Connection:
         """The other end has shown who it is, or has taken us in."""
         self.passed_fd = -1
         """A descriptor that the end we dialled sent with its welcome; the owner closes it."""
-        self._dialled = bool(peer)
+        self.dialled = bool(peer)
         self._out: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
         self._start = self._stop = 0
@@ -186,10 +186,13 @@ class Connection:
 
     @property
     def _takes_fd(self) -> bool:
-        return self._dialled and not self.ready and self.sock.family == socket.AF_UNIX
+        return self.dialled and not self.ready and self.sock.family == socket.AF_UNIX
 
     def _receive_with_fd(self, into: memoryview) -> int:
-        data, fds, _, _ = socket.recv_fds(self.sock, len(into), 1)
+        data, fds, flags, _ = socket.recv_fds(self.sock, len(into), 1)
+        if flags & socket.MSG_CTRUNC and not fds:
+            # Kept, this connection would look like one to a peer that shares nothing.
+            raise Broken("the descriptor that came with it could not be taken: too many open files")
         if fds:
             self.passed_fd = fds[0]
         into[: len(data)] = data

@@ -33,6 +33,8 @@ GREETING_S = 5.0
 """For a connection to be made and the other end to show who it is."""
 BUDGET = 8 << 20
 """Bytes read from one connection before the others have their turn."""
+DEAF_S = 0.1
+"""After a caller who could not be let in, before the next is."""
 MAX_STRANGERS = 256
 KEY_BYTES = 16
 
@@ -63,6 +65,7 @@ class StreamTransport:
         self._numbers = itertools.count(1)
         self._connections: dict[int, Connection] = {}
         self._greeting: dict[Connection, float] = {}
+        self._deaf_until = math.inf
         self._peers: dict[int, Connection] = {}
         self._addresses: dict[bytes, int] = {}
         self._sends: dict[int, tuple[int, memoryview]] = {}
@@ -96,6 +99,10 @@ class StreamTransport:
             reason = f"cannot connect to {self._shown(address)}: {error.strerror or error}"
             self._events.append(PeerLost(number, reason))
             return number
+        except (ValueError, OverflowError, TypeError) as error:
+            raise ReplicaFailed(
+                f"{self._shown(address)} is no address of the {self.wire} wire: {error}"
+            ) from error
         self._peers[number] = connection
         self._addresses[endpoint] = number
         self._adopt(connection)
@@ -146,6 +153,9 @@ class StreamTransport:
                 if mask & select.EPOLLOUT and not connection.closed:
                     self._write(connection)
         self._turn_away()
+        if self._deaf_until <= self._clock.now():
+            self._epoll.modify(self._listener, select.EPOLLIN)
+            self._deaf_until = math.inf
         events, self._events = self._events, []
         return events
 
@@ -153,6 +163,7 @@ class StreamTransport:
         if self._events:
             return 0.0
         until = min(self._greeting.values(), default=math.inf)
+        until = min(until, self._deaf_until)
         return max(until - self._clock.now(), 0.0)
 
     def disconnect(self, peer: int) -> None:
@@ -199,8 +210,13 @@ class StreamTransport:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # it has gone already
         except OSError:
-            return  # it has gone already, or there are no more descriptors: it will be seen again
+            # There are no more descriptors: the caller waits, and to look at once again would spin.
+            self._epoll.modify(self._listener, 0)
+            self._deaf_until = self._clock.now() + DEAF_S
+            return
         if len(self._greeting) >= MAX_STRANGERS:
             sock.close()
             return
@@ -270,8 +286,12 @@ class StreamTransport:
     def _room(self, connection: Connection, frame: Frame) -> memoryview:
         """Memory for what comes behind a frame's header; refuses what nobody should send."""
         kind, size = frame.kind, frame.size
-        if not connection.ready and kind not in (Kind.HELLO, Kind.WELCOME):
+        # Who dialled says hello, once, and is welcomed: neither can be turned about or repeated.
+        greeting = Kind.WELCOME if connection.dialled else Kind.HELLO
+        if not connection.ready and kind != greeting:
             raise Broken("the other end did not show who it is")
+        if connection.ready and kind in (Kind.HELLO, Kind.WELCOME):
+            raise Broken("the other end greeted again")
         if kind == Kind.DATA:
             taking = self._takings.get((connection, frame.op))
             if taking is None or taking[1].nbytes != size:
@@ -299,7 +319,7 @@ class StreamTransport:
         elif kind == Kind.TAKE:
             self._taken(connection, frame.op)
         elif kind == Kind.DROP:
-            self._sent(frame.op)
+            self._dropped(connection, frame.op)
         else:
             op, _ = self._takings.pop((connection, frame.op))
             self._events.append(Completed(op, ""))
@@ -325,6 +345,12 @@ class StreamTransport:
             raise Broken("the other end took a message that was not offered")
         connection.put(Kind.DATA, op=op, payload=sending[1], done=partial(self._sent, op))
         self._write(connection)
+
+    def _dropped(self, connection: Connection, op: int) -> None:
+        sending = self._sends.get(op)
+        if sending is not None and self._peers.get(sending[0]) is not connection:
+            raise Broken("the other end dropped a message that was not offered to it")
+        self._sent(op)
 
     def _sent(self, op: int) -> None:
         if self._sends.pop(op, None) is not None:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from decode_svc.handoff import AttemptFailed, Handoff
+from decode_svc.lending import Lending
 from decode_svc.timeline import Timeline
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import Overloaded
@@ -63,6 +64,19 @@ async def test_a_reservation_that_comes_after_its_request_has_left_is_let_go() -
     core.answer.set_result(RESERVATION)
     for _ in range(5):
         await asyncio.sleep(0)
+    assert core.let_go_keys == [77]
+
+
+async def test_a_prefix_held_for_lending_after_its_request_has_left_is_let_go() -> None:
+    core: Any = FakeCore()
+    peer: Any = SimpleNamespace()
+    lending = asyncio.ensure_future(Lending(core, REQUEST, peer).run(b"offer", 3))
+    await asyncio.sleep(0.01)
+    lending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await lending
+    core.answer.set_result(RESERVATION)
+    await asyncio.sleep(0.01)
     assert core.let_go_keys == [77]
 
 

@@ -76,6 +76,22 @@ def test_scratch_blocks_push_nothing_cached_out() -> None:
     assert engine.hold_free(0).blocks == ()
 
 
+def test_where_all_is_cached_one_scratch_block_is_made_and_where_all_is_held_none() -> None:
+    engine, _ = make_engine(num_blocks=2)
+    prefix = PROMPT[: 2 * SIZE]
+    held = engine.hold_prefix(prefix, "")
+    assert held is not None
+    engine.publish_prefix(prefix, "", held.blocks)
+    assert engine.hold_free(100).blocks == ()
+    engine.writer_done(held.key)
+    assert engine.books().cached == 2
+    for _ in range(3):
+        scratch = engine.hold_free(100)
+        assert len(scratch.blocks) == 1
+        engine.writer_done(scratch.key)
+    assert (engine.books().cached, engine.books().free) == (1, 1)
+
+
 def test_an_idle_engine_looks_at_every_block_now_and_then_and_at_the_owners_always(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

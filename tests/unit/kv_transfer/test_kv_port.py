@@ -70,10 +70,10 @@ def test_one_peer_cannot_take_all_the_slots() -> None:
     wire = Wire(mine, Slots(4, 4096), PortOptions(slots=4, window=2), MonotonicClock())
     peer, other = mine.connect(stuck.describe()), mine.connect(good.describe())
     for number in range(2):
-        assert wire.room(peer)
+        assert wire.may_send(peer)
         wire.send(1, peer, number, wire.slots.take(), 16, lambda slot, error: None)
-    assert not wire.room(peer)
-    assert wire.room(other)
+    assert not wire.may_send(peer)
+    assert wire.may_send(other)
 
 
 def test_a_message_that_is_early_waits_for_its_session() -> None:

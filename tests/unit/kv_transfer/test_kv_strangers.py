@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import resource
 import select
 import socket
 import time
@@ -27,6 +29,19 @@ DEADLINE_S = 10.0
 def frame(kind: int, payload: bytes = b"", *, op: int = 1, size: int | None = None) -> bytes:
     length = len(payload) if size is None else size
     return HEADER.pack(kind, op, 7, length, 0) + payload
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """As long as it lasts this process can open nothing more."""
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture
@@ -68,8 +83,9 @@ def until_closed(host: TcpTransport, sock: socket.socket) -> list[Event]:
         frame(Kind.HELLO, bytes(16) + b"tcp-who-knows"),
         frame(Kind.HELLO, b"short"),
         frame(Kind.HELLO, size=1 << 30),
+        frame(Kind.WELCOME) + frame(Kind.EAGER, b"0123456789abcdef"),
     ],
-    ids=["http", "a message", "an offer", "a wrong key", "half a key", "a long hello"],
+    ids=["http", "a message", "an offer", "a wrong key", "half a key", "a long hello", "a welcome"],
 )
 def test_whoever_does_not_show_the_key_is_hung_up_on_and_not_heard(
     host: TcpTransport, stranger: socket.socket, words: bytes
@@ -93,14 +109,44 @@ def test_a_caller_who_says_nothing_is_hung_up_on_in_time(
         frame(Kind.TAKE, op=99),
         frame(Kind.EAGER, size=stream.EAGER_BYTES + 1),
         frame(99),
+        frame(Kind.WELCOME),
+        frame(Kind.HELLO, b"again"),
     ],
-    ids=["data nobody asked for", "what was not offered", "too much unasked", "no such kind"],
+    ids=[
+        "data nobody asked for",
+        "what was not offered",
+        "too much unasked",
+        "no such kind",
+        "a welcome",
+        "another hello",
+    ],
 )
 def test_a_peer_that_breaks_the_rules_loses_its_connection(
     host: TcpTransport, stranger: socket.socket, words: bytes
 ) -> None:
     stranger.sendall(frame(Kind.HELLO, host._key + b"tcp0123456789abcdef127.0.0.1|9") + words)
     assert until_closed(host, stranger) == []
+
+
+def test_a_peer_cannot_end_what_is_sent_to_another(
+    host: TcpTransport, stranger: socket.socket
+) -> None:
+    friend = TcpTransport()
+    data = bytes(range(256)) * 256
+    op = host.send(host.connect(friend.describe()), 5, memoryview(data))
+    offer = _until(lambda: [e for e in (*host.poll(), *friend.poll()) if isinstance(e, Incoming)])
+    hello = frame(Kind.HELLO, host._key + b"tcp0123456789abcdef127.0.0.1|9")
+    stranger.sendall(hello + frame(Kind.DROP, op=op))
+    assert until_closed(host, stranger) == []
+    buffer = memoryview(bytearray(len(data)))
+    friend.receive(offer[0].message, buffer)
+    said: list[Event] = []
+    until = time.monotonic() + DEADLINE_S
+    while len(said) < 2 and time.monotonic() < until:
+        said += [*host.poll(), *friend.poll()]
+    assert [e.error for e in said if isinstance(e, Completed)] == ["", ""]
+    assert buffer == data
+    friend.close()
 
 
 def test_the_other_peers_of_a_host_are_not_disturbed_by_strangers(
@@ -172,6 +218,57 @@ def test_sockets_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path: Pa
     living.close()
     other.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_that_could_not_be_taken_for_want_of_descriptors_is_asked_for_again() -> None:
+    _, fd = allocate_shared_cache(layout(), 0, 4)
+    owner, reader = ShmTransport(), ShmTransport()
+    owner.share(fd)
+    reader.connect(owner.describe())
+    for _ in range(3):  # it is welcomed, and the descriptor is on its way
+        owner.poll()
+    with no_descriptors():
+        events = reader.poll()
+    assert [type(event) for event in events] == [PeerLost]
+    peer = reader.connect(owner.describe())
+    _until(lambda: [*owner.poll(), *reader.poll(), *([1] if reader.pool(peer) else [])])
+    owner.close()
+    reader.close()
+    os.close(fd)
+
+
+def test_a_caller_for_whom_there_is_no_descriptor_waits_and_is_let_in_later() -> None:
+    host, caller = TcpTransport(), TcpTransport()
+    peer = caller.connect(host.describe())
+    caller.send(peer, 5, memoryview(b"hello"))
+    polls, until = 0, time.monotonic() + 0.5
+    with no_descriptors():
+        while (left := until - time.monotonic()) > 0:
+            assert host.poll() == []
+            select.select(host.fds, [], [], min(host.idle(), left))
+            polls += 1
+    assert polls < 30
+    said = _until(lambda: [e for e in (*caller.poll(), *host.poll()) if isinstance(e, Incoming)])
+    assert said[0].tag == 5
+    host.close()
+    caller.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        b"127.0.0.1|99999",
+        b"127.0.0.1|http",
+        b"127.0.0.1",
+        b"\xff|80",
+        b"a\0b|80",
+    ],
+)
+def test_an_address_that_makes_no_sense_is_no_end_of_the_port(
+    host: TcpTransport, address: bytes
+) -> None:
+    with pytest.raises(ReplicaFailed, match=r"is no address of the tcp wire"):
+        host.connect(b"tcp" + bytes(stream.KEY_BYTES) + address)
 
 
 def test_a_pool_that_is_not_shared_is_told_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,3 +139,24 @@ async def test_a_session_that_cannot_be_opened_gives_its_blocks_back() -> None:
     assert await fetch.begin() is None
     assert fetch.failure == "too many sessions"
     assert core.freed == [5]
+
+
+async def test_blocks_that_come_when_the_call_has_ended_are_given_back() -> None:
+    core = Core()
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    fetch = fetch_of(core)
+    now = core.call
+
+    async def call(function: Any) -> Any:
+        result = await now(function)
+        return await asyncio.shield(answer) if isinstance(result, Reservation) else result
+
+    core.call = call  # type: ignore[method-assign]
+    beginning = asyncio.ensure_future(fetch.begin())
+    await asyncio.sleep(0.01)
+    beginning.cancel()
+    await asyncio.sleep(0.01)
+    assert (beginning.cancelled(), core.freed) == (True, [])
+    answer.set_result(Reservation(key=5, blocks=(0, 1), held_tokens=16))
+    await asyncio.sleep(0.01)
+    assert (core.freed, core.opened) == ([5], [])
