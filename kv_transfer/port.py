@@ -8,6 +8,7 @@ goes back (``Finished``, ``Broken`` or ``Aborted``), and from then on the cache 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,8 @@ from kv_transfer.staging import TRAILER, Slots
 from kv_transfer.transports import open_transports
 from kv_transfer.transports.base import Completed, Event, Incoming, Transport
 from kv_transfer.wire import Pace, Wire
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 1.0
 CLOSE_S = 5.0
@@ -98,7 +101,7 @@ class Port:
         }
         self._poller = Poller(fd for transport in transports.values() for fd in transport.fds)
         self._endpoints = pack_endpoints({n: t.describe() for n, t in transports.items()})
-        self._epoch = context.epoch
+        self._rank, self._epoch = context.rank, context.epoch
         self._cache_BHL2SD = cache_BHL2SD
         self._emit_bytes = emit
         layout, rank, epoch = context.layout, context.rank, context.epoch
@@ -204,6 +207,7 @@ class Port:
             while not self._closing:
                 more = self.step(0.0 if more else IDLE_S)
         except Exception as error:
+            logger.exception("the KV port of rank %d has ended; restart this replica", self._rank)
             failure = f"the KV port's thread failed: {type(error).__name__}: {error}"
         self._end(failure)
 

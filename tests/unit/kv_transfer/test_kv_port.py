@@ -261,7 +261,9 @@ def test_closing_gives_every_session_its_last_word_and_later_orders_too() -> Non
     assert events[2] == Aborted(epoch=5, session=second)
 
 
-def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_says_so_for_every_session_and_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     port, words, me, receiving = decode_port()
 
     def burst() -> list[object]:
@@ -274,3 +276,5 @@ def test_a_thread_that_fails_says_so_for_every_session(monkeypatch: pytest.Monke
     assert isinstance(word, Broken)
     assert "the card is on fire" in word.reason
     port.close()
+    assert "the KV port of rank 0 has ended; restart this replica" in caplog.text
+    assert "Traceback" in caplog.text
