@@ -7,12 +7,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from ekiden.core.errors import EkidenError
+from ekiden.core.errors import EkidenError, SetupError
 from ekiden.core.types import PrefillCandidate
 from ekiden.registry.record import ReplicaRecord
 from ekiden.registry.watcher import Watcher
 
 from .core import DecodeCore
+from .peers import RETRY_S
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,16 @@ class Greeter:
             self._meetings[life] = asyncio.ensure_future(self._greet(found[life]))
 
     async def _greet(self, candidate: PrefillCandidate) -> None:
-        try:
-            await self._core.peers.meet(candidate)
-        except EkidenError as error:
-            logger.warning("prefill replica %s: %s", candidate.replica_id, error.message)
+        """Until it is met, or cannot ever work with this replica."""
+        while True:
+            try:
+                await self._core.peers.meet(candidate)
+                return
+            except EkidenError as error:
+                logger.warning("prefill replica %s: %s", candidate.replica_id, error.message)
+                if isinstance(error, SetupError):
+                    return
+            await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
         tasks = [self._starting, *self._meetings.values()]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import msgspec
 
-from ekiden.core.errors import EkidenError
+from ekiden.core.errors import BadRequest, EkidenError
 from ekiden.core.types import Request, TokenSources, TransferStats
 from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
@@ -186,7 +186,10 @@ class Handoff:
             raise self._failed("it ended the call too early")
         got = event.WhichOneof("kind")
         if got == "failed":
-            raise self._failed(error_from_pb(event.failed).message)
+            error = error_from_pb(event.failed)
+            if isinstance(error, BadRequest) and error.field == "decode_replica":
+                self.core.peers.forget(self.peer)
+            raise self._failed(error.message)
         if got not in kinds:
             raise self._failed(f"it said {got} where {' or '.join(kinds)} was due")
         return event

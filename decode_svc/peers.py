@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import msgspec
 
+from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import EkidenError, ReplicaFailed, SetupError
 from ekiden.core.types import PrefillCandidate
 from ekiden.rpc import prefill_pb2_grpc, replica_pb2, replica_pb2_grpc
@@ -17,11 +18,13 @@ from ekiden.rpc.convert import from_pb, to_pb
 from ekiden.service.servicer import check_meeting
 from kv_transfer.description import ReplicaDescription
 
-from .wires import Choice, Measured
+from .wires import Choice, Measured, NoWire
 
 MAX_PEERS = 64
 MEET_TIMEOUT_S = 3.0
 CLOSE_GRACE_S = 600.0
+RETRY_S = 30.0
+"""A replica that was met and from which no KV came is not tried again before."""
 
 
 class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,9 +45,14 @@ Choose = Callable[[ReplicaDescription, prefill_pb2_grpc.PrefillStub], Awaitable[
 class PrefillPeers:
     """Meets each prefill replica once a life and remembers what came of it."""
 
-    def __init__(self, me: ReplicaDescription, secret: str, choose: Choose) -> None:
+    def __init__(
+        self, me: ReplicaDescription, secret: str, choose: Choose, clock: Clock | None = None
+    ) -> None:
         self._me = me
         self._choose = choose
+        self._clock = clock or MonotonicClock()
+        self._no_wire: dict[tuple[str, int], tuple[float, NoWire]] = {}
+        """Lives from which no KV comes: until when that is believed, and what was said."""
         self.metadata = auth_metadata(secret)
         self._met: OrderedDict[tuple[str, int], PrefillPeer | SetupError] = OrderedDict()
         self._closing: set[asyncio.Future[None]] = set()
@@ -64,6 +72,9 @@ class PrefillPeers:
         known = self._met.get(key)
         if isinstance(known, SetupError):
             raise known
+        until, failure = self._no_wire.get(key, (0.0, None))
+        if failure is not None and self._clock.now() < until:
+            raise failure
         if known is not None:
             self._met.move_to_end(key)
             return known
@@ -81,6 +92,8 @@ class PrefillPeers:
             await channel.close(None)
             if isinstance(error, SetupError):
                 self._remember(candidate, error)
+            elif isinstance(error, NoWire):
+                self._put_off(candidate, error)
             raise
         self._remember(candidate, peer)
         return peer
@@ -113,6 +126,17 @@ class PrefillPeers:
             wire=choice.take.wire,
             lend=lend,
         )
+
+    def _put_off(self, candidate: PrefillCandidate, failure: NoWire) -> None:
+        """Trying wires that do not work takes seconds: not every request should wait for it."""
+        now = self._clock.now()
+        alive = {k: kept for k, kept in self._no_wire.items() if kept[0] > now}
+        self._no_wire = alive | {(candidate.address, candidate.epoch): (now + RETRY_S, failure)}
+
+    def forget(self, peer: PrefillPeer) -> None:
+        """It does not know us any more: meet it again when it is next asked."""
+        for key in [key for key, known in self._met.items() if known is peer]:
+            self._forget(key)
 
     def _remember(self, candidate: PrefillCandidate, outcome: PrefillPeer | SetupError) -> None:
         """Keep the outcome; forget earlier lives at this address and the longest unused."""

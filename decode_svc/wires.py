@@ -52,6 +52,10 @@ class Measured(msgspec.Struct, frozen=True):
         return f"{self.wire} {self.bytes_per_s / 1e9:.2f} GB/s"
 
 
+class NoWire(ReplicaFailed):
+    """The other replica answers, but KV does not come from it."""
+
+
 class Choice(NamedTuple):
     """``take``: for KV that comes; ``lend``: for what goes back, None if nothing can."""
 
@@ -70,7 +74,7 @@ class WireChooser:
 
         Raises:
             SetupError: the two have none in common.
-            ReplicaFailed: none of those that they have works.
+            NoWire: none of those that they have works.
         """
         works: list[Measured] = []
         failures: list[str] = []
@@ -80,7 +84,7 @@ class WireChooser:
             except ReplicaFailed as failure:
                 failures.append(f"{wire}: {failure.message}")
         if not works:
-            raise ReplicaFailed(f"no KV wire to {peer.replica_id} works: {'; '.join(failures)}")
+            raise NoWire(f"no KV wire to {peer.replica_id} works: {'; '.join(failures)}")
         best = fastest(works)
         _tell(peer.replica_id, best, [found for found in works if found is not best], failures)
         # A mapped wire has one direction: decode's pool is not shared.
@@ -95,7 +99,7 @@ class WireChooser:
         for size in PROBE_BYTES:
             tokens = max(size // peer.kv.token_bytes(), 1)
             found = await self._probe(peer, stub, wire, tokens)
-            if found is None or not found.seconds:
+            if not found.seconds:
                 break
             best = max(best, found.bytes / found.seconds)
             if found.seconds > LONG_ENOUGH_S:
@@ -104,15 +108,10 @@ class WireChooser:
 
     async def _probe(
         self, peer: ReplicaDescription, stub: prefill_pb2_grpc.PrefillStub, wire: str, tokens: int
-    ) -> Arrived | None:
-        """Have about ``tokens`` positions sent; None: there is no room for any."""
-        longest = min(tokens, peer.max_model_len)
-        asking = self._core.bridge.call(lambda engine: engine.hold_free(longest))
-        scratch = await or_drop(asking, lambda held: self._core.let_go(held.key))
+    ) -> Arrived:
+        """Have about ``tokens`` positions sent. Raises ReplicaFailed: they did not come."""
+        scratch = await self._scratch(min(tokens, peer.max_model_len))
         held = len(scratch.blocks) * self._core.me.kv.block_size
-        if not held:
-            self._core.let_go(scratch.key)
-            return None
         probe = _Probe(self._core, peer)
         try:
             async with asyncio.timeout(PROBE_S):
@@ -121,6 +120,25 @@ class WireChooser:
             raise ReplicaFailed(f"nothing came within {PROBE_S:g} s") from error
         finally:
             probe.abandon()
+
+    async def _scratch(self, tokens: int) -> Reservation:
+        """Blocks to throw away what comes; waits for one where requests hold them all.
+
+        Raises:
+            ReplicaFailed: none was given back in time. A wire that nobody has tried is not taken.
+        """
+        try:
+            async with asyncio.timeout(PROBE_S):
+                while True:
+                    freed = self._core.freed
+                    asking = self._core.bridge.call(lambda engine: engine.hold_free(tokens))
+                    held = await or_drop(asking, lambda late: self._core.let_go(late.key))
+                    if held.blocks:
+                        return held
+                    self._core.let_go(held.key)
+                    await freed.wait()
+        except TimeoutError as error:
+            raise ReplicaFailed(f"no block was free to try it within {PROBE_S:g} s") from error
 
 
 class _Probe:

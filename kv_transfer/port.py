@@ -131,6 +131,7 @@ class Port:
         with self._lock:
             if self._dead:
                 self._refuse(order)
+                self._give_up()
                 return
             if len(self._inbox) >= INBOX_COMMANDS:
                 raise InvariantBroken(f"the KV port has {INBOX_COMMANDS} commands waiting")
@@ -140,6 +141,7 @@ class Port:
     def chunks_finished(self, chunks: Sequence[ChunkDone]) -> None:
         with self._lock:
             if self._dead:
+                self._give_up()
                 return
             # Only the latest of a session counts, so what waits is bounded by the sessions.
             self._chunks.update((chunk.session, chunk) for chunk in chunks)
@@ -207,7 +209,7 @@ class Port:
             while not self._closing:
                 more = self.step(0.0 if more else IDLE_S)
         except Exception as error:
-            logger.exception("the KV port of rank %d has ended; restart this replica", self._rank)
+            logger.exception("the KV port of rank %d has ended", self._rank)
             failure = f"the KV port's thread failed: {type(error).__name__}: {error}"
         self._end(failure)
 
@@ -224,6 +226,16 @@ class Port:
         for wire in self._wires.values():
             wire.transport.close()
         self._poller.close()
+
+    def _give_up(self) -> None:
+        """A port that failed takes its rank with it: the replica could never hand over again, and
+        is better started anew than asked for ever.
+
+        Raises:
+            InvariantBroken: it did not end because it was closed.
+        """
+        if not self._closing:
+            raise InvariantBroken(self._dead)
 
     def _obey(self) -> None:
         with self._lock:

@@ -275,6 +275,11 @@ def test_a_thread_that_fails_says_so_for_every_session_and_in_the_log(
     assert word.session == session
     assert isinstance(word, Broken)
     assert "the card is on fire" in word.reason
+    with pytest.raises(InvariantBroken, match="the card is on fire"):  # the rank ends with it
+        receiving.open("r", me, 0, 16, [1], "memory")
+    assert isinstance(decode_event(words.get(timeout=20)), Broken)
+    with pytest.raises(InvariantBroken, match="the card is on fire"):
+        port.chunks_finished([ChunkDone(session=2, end=16, blocks=(0,))])
     port.close()
-    assert "the KV port of rank 0 has ended; restart this replica" in caplog.text
+    assert "the KV port of rank 0 has ended" in caplog.text
     assert "Traceback" in caplog.text
