@@ -137,4 +137,4 @@ class Direction(Generic[S]):
 
     def _connect(self, wire: Wire, order: OpenReceive | OpenSend, rank: int) -> int:
         """The number of the peer's ``rank`` on ``wire``. Raises ReplicaFailed."""
-        return wire.connect(endpoint_on(order.wire, order.endpoints[rank], order.peer))
+        return wire.transport.connect(endpoint_on(order.wire, order.endpoints[rank], order.peer))

@@ -250,4 +250,4 @@ class Inbound(Direction[Receiving]):
 
     def _discard(self, wire: Wire, message: Incoming) -> None:
         self.discarded += 1
-        wire.discard(message.message)
+        wire.transport.discard(message.message)

@@ -71,7 +71,7 @@ class Outbound(Direction[_Sending]):
 
     def arrival(self, wire: Wire, message: Incoming) -> None:
         """A reader says that it has a segment. A repetition, or a late word, changes nothing."""
-        wire.discard(message.message)
+        wire.transport.discard(message.message)
         nonce, index = split_tag(message.tag)
         if (session := self._by_nonce.get(nonce)) is None:
             return

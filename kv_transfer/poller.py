@@ -20,12 +20,10 @@ class Poller:
         """End a sleep, or the next one. Any thread."""
         os.eventfd_write(self._wake, 1)
 
-    def sleep(self, timeout_s: float) -> set[int]:
-        """The file descriptors that are readable; ``wake`` is not told of. 0: only look."""
-        ready = {fd for fd, _ in self._epoll.poll(max(timeout_s, 0.0))}
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-        return ready - {self._wake}
+    def sleep(self, timeout_s: float) -> None:
+        for fd, _ in self._epoll.poll(max(timeout_s, 0.0)):
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
 
     def close(self) -> None:
         self._epoll.close()

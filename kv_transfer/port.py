@@ -159,7 +159,6 @@ class Port:
 
     def step(self, timeout_s: float) -> bool:
         """One round; waits at most ``timeout_s``. True if more can be done at once."""
-        self._look(0.0)
         events = self._poll()
         if not events and timeout_s > 0:
             self._sleep(timeout_s)
@@ -175,22 +174,14 @@ class Port:
         return received or sent
 
     def _poll(self) -> list[tuple[Wire, Event]]:
-        return [(wire, e) for wire in self._wires.values() for e in wire.poll()]
+        return [(wire, e) for wire in self._wires.values() for e in wire.transport.poll()]
 
     def _sleep(self, timeout_s: float) -> None:
         """Until a wire has something to do, somebody has a command, or more may be sent."""
-        waits = [timeout_s, *(wire.rest() for wire in self._wires.values())]
+        waits = [timeout_s, *(wire.transport.idle() for wire in self._wires.values())]
         if delay := self._pace.delay():
             waits.append(delay)
-        self._look(min(waits))
-
-    def _look(self, timeout_s: float) -> None:
-        """Note which wires have something to do. After a sleep that nothing ended all are looked
-        at, lest a wire should ever keep its news to itself."""
-        ready = self._poller.sleep(timeout_s)
-        for wire in self._wires.values():
-            if not ready.isdisjoint(wire.transport.fds) or (timeout_s > 0 and not ready):
-                wire.stirred = True
+        self._poller.sleep(min(waits))
 
     def _heard(self, wire: Wire, event: Event) -> None:
         if isinstance(event, Incoming):

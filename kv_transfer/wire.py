@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -11,7 +10,7 @@ import msgspec
 
 from ekiden.core.clock import Clock
 from kv_transfer.options import PortOptions
-from kv_transfer.transports.base import Completed, Event, MappedTransport, Transport
+from kv_transfer.transports.base import Completed, MappedTransport, Transport
 
 if TYPE_CHECKING:  # services set PortOptions and must not load torch for it
     from kv_transfer.staging import Slots
@@ -63,8 +62,6 @@ class Wire:
         pace: Pace | None = None,
     ) -> None:
         self.transport = transport
-        self.stirred = True
-        """It may have something to do. If not, its descriptors will tell when it has."""
         self.mapped = cast("MappedTransport", transport) if hasattr(transport, "pool") else None
         self.slots = slots
         self.pace = pace or Pace(options.max_bytes_per_s, clock)
@@ -79,28 +76,6 @@ class Wire:
     def quarantined(self) -> int:
         """Slots that the wire still holds for sessions that were given up."""
         return sum(op.abandoned_at is not None for op in self._ops.values())
-
-    def connect(self, endpoint: bytes) -> int:
-        """The number of the peer at ``endpoint``. Raises ReplicaFailed."""
-        self.stirred = True
-        return self.transport.connect(endpoint)
-
-    def discard(self, message: int) -> None:
-        """Throw an announced message away."""
-        self.stirred = True
-        self.transport.discard(message)
-
-    def poll(self) -> list[Event]:
-        """What happened, if anything can have."""
-        return self.transport.poll() if self.stirred else []
-
-    def rest(self) -> float:
-        """Before a sleep: the seconds until it must be polled whatever its descriptors say."""
-        if not self.stirred:
-            return math.inf
-        idle = self.transport.idle()
-        self.stirred = idle < math.inf
-        return idle
 
     # What is sent holds its slot, and its place in the window, until the other end has a slot for
     # it. So neither may keep the other end's messages out: two ends that send to each other would
@@ -118,20 +93,17 @@ class Wire:
 
     def send(self, session: int, peer: int, tag: int, slot: int, size: int, done: Done) -> None:
         self.pace.charge(size)
-        self.stirred = True
         op = self.transport.send(peer, tag, self.slots.bytes(slot, size))
         self._started(op, _Op(session, peer, True, slot, done))
 
     def receive(
         self, session: int, peer: int, message: int, slot: int, size: int, done: Done
     ) -> None:
-        self.stirred = True
         op = self.transport.receive(message, self.slots.bytes(slot, size))
         self._started(op, _Op(session, peer, False, slot, done))
 
     def say(self, peer: int, tag: int) -> None:
         """Send a message that is nothing but its tag; if it cannot come, the peer is lost."""
-        self.stirred = True
         self._said.add(self.transport.send(peer, tag, NOTHING))
 
     def completed(self, event: Completed) -> None:
@@ -166,7 +138,6 @@ class Wire:
             if op.abandoned_at is not None and op.abandoned_at <= limit
         }
         for peer in late:
-            self.stirred = True
             self.transport.disconnect(peer)
 
     def _started(self, op: int, entry: _Op) -> None:
