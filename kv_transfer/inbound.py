@@ -198,13 +198,9 @@ class Inbound(Direction[Receiving]):
 
     def _move(self, receiving: Receiving, index: int, pool_BHL2SD: torch.Tensor) -> None:
         order, source = receiving.order, index % receiving.sources
-        start, end = receiving.segments[index // receiving.sources]
-        pair, table = receiving.pairs[source], receiving.tables[source]
-        runs = tuple(reshard.runs(start, end, reshard.unit_tokens(order.layout, self._layout)))
-        heads, layers = pair.local(order.layout.ranks[source])
-        theirs = Slice(heads=heads, layers=layers, runs=runs, blocks=table.tolist())
-        heads, layers = pair.local(self._layout.ranks[self._rank])
-        ours = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
+        ours, table = self._ours(receiving, index), receiving.tables[source]
+        heads, layers = receiving.pairs[source].local(order.layout.ranks[source])
+        theirs = Slice(heads=heads, layers=layers, runs=ours.runs, blocks=table.tolist())
         move(pool_BHL2SD, theirs, self._cache, ours)
 
     def _count(self, session: int, receiving: Receiving, index: int, checksum: int) -> None:
@@ -213,14 +209,18 @@ class Inbound(Direction[Receiving]):
         self._tell(session, receiving)
 
     def _scatter(self, receiving: Receiving, index: int, staging: torch.Tensor) -> None:
+        part = self._ours(receiving, index)
+        scatter(staging, part, self._cache, receiving.order.layout.dtype)
+
+    def _ours(self, receiving: Receiving, index: int) -> Slice:
+        """Where message ``index`` belongs in this rank's cache."""
         order = receiving.order
         start, end = receiving.segments[index // receiving.sources]
         pair = receiving.pairs[index % receiving.sources]
         heads, layers = pair.local(self._layout.ranks[self._rank])
         unit = reshard.unit_tokens(order.layout, self._layout)
         runs = tuple(reshard.runs(start, end, unit))
-        part = Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
-        scatter(staging, part, self._cache, order.layout.dtype)
+        return Slice(heads=heads, layers=layers, runs=runs, blocks=order.blocks)
 
     def _tell(self, session: int, receiving: Receiving) -> None:
         ledger, now = receiving.ledger, self._clock.now()
