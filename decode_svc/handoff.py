@@ -22,6 +22,7 @@ from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc.convert import delta_from_pb, error_from_pb, request_to_pb
 from ekiden.service.bridge import or_drop
+from ekiden.service.outcome import Outcome
 from kv_transfer.session import Arrived, Failed
 
 from .core import DecodeCore
@@ -59,7 +60,7 @@ class Handoff:
         self.fetch_failure = ""
         """Why prefill computed a prefix that it had tried to fetch from here."""
         self._binding = False
-        self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
+        self._arrival = Outcome[Arrived]()
 
     @property
     def who(self) -> str:
@@ -87,11 +88,7 @@ class Handoff:
 
     def _abandon(self) -> None:
         """Stop the writer if it still writes; the blocks it may touch wait for it to let go."""
-        unfinished = not self._arrival.done()
-        self._arrival.cancel()
-        if not self._arrival.cancelled():
-            self._arrival.exception()  # seen: it has been raised or made no difference
-        if unfinished and self.session:
+        if self._arrival.abandon() and self.session:
             self.core.fail_session(self.session, f"abandoned while {self.state}")
 
     async def _converse(self, call: Call) -> None:
@@ -176,11 +173,12 @@ class Handoff:
     async def _next(self, call: Call, *kinds: str) -> pb.PrefillEvent:
         """The next message, which must be of ``kinds``; a failed session ends the wait."""
         reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
-        waits: set[asyncio.Future[Any]] = {reading, self._arrival}
+        arrival = self._arrival.future
+        waits: set[asyncio.Future[Any]] = {reading, arrival}
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if self._arrival.done() and self._arrival.exception() and not reading.done():
+        if arrival.done() and arrival.exception() and not reading.done():
             reading.cancel()
-            self._arrival.result()
+            arrival.result()
         event = await reading
         if not isinstance(event, pb.PrefillEvent):
             raise self._failed("it ended the call too early")
@@ -232,7 +230,7 @@ class Handoff:
         self._binding = True
 
     async def _adopt(self) -> None:
-        arrived = await self._arrival
+        arrived = await self._arrival.future
         self.transfer = msgspec.structs.replace(
             self.transfer, bytes=arrived.bytes, seconds=arrived.seconds, wire=arrived.wire
         )
@@ -240,13 +238,11 @@ class Handoff:
 
     def on_arrived(self, event: Arrived) -> None:
         """The KV is in the reserved blocks, counted and checked."""
-        if not self._arrival.done():
-            self._arrival.set_result(event)
+        self._arrival.good(event)
 
     def on_failed(self, event: Failed) -> None:
         """The session ended without its KV."""
-        if not self._arrival.done():
-            self._arrival.set_exception(self._failed(event.reason))
+        self._arrival.bad(self._failed(event.reason))
 
     def _failed(self, reason: str) -> AttemptFailed:
         return AttemptFailed(f"{self.who}, {self.state}: {reason}", binding=self._binding)

@@ -8,6 +8,7 @@ from ekiden.core.errors import EkidenError, ReplicaFailed
 from ekiden.core.types import Request
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.service.bridge import or_drop
+from ekiden.service.outcome import Outcome
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Failed, SealedOut
 
@@ -25,7 +26,7 @@ class Lending:
         self._request = request
         self._peer = peer
         self._session = 0
-        self._sealed: asyncio.Future[SealedOut] = asyncio.get_running_loop().create_future()
+        self._sealed = Outcome[SealedOut]()
 
     async def run(self, offer: bytes, held_tokens: int) -> pb.Lent:
         """Send what ``offer`` asks for of the first ``held_tokens`` of the prompt."""
@@ -48,20 +49,14 @@ class Lending:
         except EkidenError:
             self._core.let_go(held.key)
             raise
-        return (await self._sealed).seal
+        return (await self._sealed.future).seal
 
     def _abandon(self) -> None:
-        unfinished = not self._sealed.done()
-        self._sealed.cancel()
-        if not self._sealed.cancelled():
-            self._sealed.exception()  # seen
-        if unfinished and self._session:
+        if self._sealed.abandon() and self._session:
             self._core.fail_session(self._session, "lending was given up")
 
     def on_sealed(self, event: SealedOut) -> None:
-        if not self._sealed.done():
-            self._sealed.set_result(event)
+        self._sealed.good(event)
 
     def on_failed(self, event: Failed) -> None:
-        if not self._sealed.done():
-            self._sealed.set_exception(ReplicaFailed(event.reason))
+        self._sealed.bad(ReplicaFailed(event.reason))

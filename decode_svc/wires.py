@@ -19,6 +19,7 @@ from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.rpc import prefill_pb2_grpc
 from ekiden.service.bridge import or_drop
+from ekiden.service.outcome import Outcome
 from kv_transfer.compat import common_wires
 from kv_transfer.description import MAPPED_WIRES, ReplicaDescription
 from kv_transfer.session import Arrived, Failed
@@ -148,7 +149,7 @@ class _Probe:
         self._core = core
         self._peer = peer
         self._session = 0
-        self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
+        self._arrival = Outcome[Arrived]()
 
     async def run(
         self,
@@ -171,17 +172,17 @@ class _Probe:
             offer=offer,
         )
         await self._call(stub, request)
-        return await self._arrival
+        return await self._arrival.future
 
     async def _call(self, stub: prefill_pb2_grpc.PrefillStub, request: pb.ProbeRequest) -> None:
         """Ask for the bytes and take the seal; a session that fails meanwhile ends it."""
         call = stub.Probe(request, metadata=self._core.peers.metadata)
         asking = asyncio.ensure_future(_sealed(call))
         try:
-            waits: set[asyncio.Future[Any]] = {asking, self._arrival}
+            waits: set[asyncio.Future[Any]] = {asking, self._arrival.future}
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if self._arrival.done() and not asking.done():
-                self._arrival.result()
+            if self._arrival.future.done() and not asking.done():
+                self._arrival.future.result()
             self._core.seal_session(self._session, await asking)
         except grpc.aio.AioRpcError as error:
             raise ReplicaFailed(f"it cannot send: {error.details()}") from error
@@ -190,20 +191,14 @@ class _Probe:
             asking.cancel()
 
     def abandon(self) -> None:
-        unfinished = not self._arrival.done()
-        self._arrival.cancel()
-        if not self._arrival.cancelled():
-            self._arrival.exception()  # seen
-        if unfinished and self._session:
+        if self._arrival.abandon() and self._session:
             self._core.fail_session(self._session, "measuring was given up")
 
     def on_arrived(self, event: Arrived) -> None:
-        if not self._arrival.done():
-            self._arrival.set_result(event)
+        self._arrival.good(event)
 
     def on_failed(self, event: Failed) -> None:
-        if not self._arrival.done():
-            self._arrival.set_exception(ReplicaFailed(event.reason))
+        self._arrival.bad(ReplicaFailed(event.reason))
 
 
 async def _sealed(call: grpc.aio.UnaryUnaryCall[pb.ProbeRequest, pb.Sealed]) -> bytes:

@@ -16,6 +16,7 @@ from ekiden.core.types import Request
 from ekiden.engine.engine import Reservation
 from ekiden.rpc import prefill_pb2 as pb
 from ekiden.service.bridge import or_drop
+from ekiden.service.outcome import Outcome
 from kv_transfer.description import ReplicaDescription
 from kv_transfer.session import Arrived, Failed
 
@@ -54,7 +55,7 @@ class PrefixFetch:
         self._start = 0
         self._blocks: tuple[int, ...] = ()
         self._session = 0
-        self._arrival: asyncio.Future[Arrived] = asyncio.get_running_loop().create_future()
+        self._arrival = Outcome[Arrived]()
 
     async def begin(self) -> bytes | None:
         """The offer to make to decode; None: everything is here, or computing is faster."""
@@ -98,7 +99,7 @@ class PrefixFetch:
                 raise ReplicaFailed(lent.refusal)
             self._core.seal_fetch(self._session, lent.seal)
             async with asyncio.timeout(FETCH_S):
-                arrived = await self._arrival
+                arrived = await self._arrival.future
         except TimeoutError:
             self.failure = f"the prefix did not come within {FETCH_S:g} s"
         except EkidenError as error:
@@ -108,11 +109,7 @@ class PrefixFetch:
 
     def abandon(self) -> None:
         """Stop the writer if it still writes."""
-        unfinished = not self._arrival.done()
-        self._arrival.cancel()
-        if not self._arrival.cancelled():
-            self._arrival.exception()  # seen
-        if unfinished:
+        if self._arrival.abandon():
             self._core.fail_session(self._session, "the fetch was given up")
 
     def on_arrived(self, event: Arrived) -> None:
@@ -120,9 +117,7 @@ class PrefixFetch:
         go."""
         prefix, salt, blocks = self._prefix, self._request.salt, self._blocks
         self._core.bridge.post(lambda engine: engine.publish_prefix(prefix, salt, blocks))
-        if not self._arrival.done():
-            self._arrival.set_result(event)
+        self._arrival.good(event)
 
     def on_failed(self, event: Failed) -> None:
-        if not self._arrival.done():
-            self._arrival.set_exception(ReplicaFailed(event.reason))
+        self._arrival.bad(ReplicaFailed(event.reason))

@@ -134,7 +134,7 @@ async def test_a_session_that_failed_before_the_token_was_seen_binds_after_it() 
 
     async def converse(_call: object) -> None:
         handoff._binding = True  # the token came, and was shown
-        handoff._arrival.result()
+        handoff._arrival.future.result()
 
     handoff._converse = converse
     with pytest.raises(AttemptFailed, match="refused") as caught:
