@@ -11,6 +11,7 @@ import torch
 from ekiden.cache.layout import KvLayout
 from ekiden.core.clock import Clock
 from ekiden.core.errors import ReplicaFailed
+from kv_transfer.in_place import InPlace
 from kv_transfer.ledger import Ledger
 from kv_transfer.messages import (
     Aborted,
@@ -59,6 +60,7 @@ class Direction(Generic[S]):
         emit: Emit,
     ) -> None:
         self._cache = cache_BHL2SD
+        self._in_place = InPlace(cache_BHL2SD)
         self._layout = layout
         self._rank = rank
         self._epoch = epoch

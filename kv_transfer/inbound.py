@@ -22,8 +22,8 @@ from kv_transfer.mapped import as_cache
 from kv_transfer.messages import TAKEN, Broken, OpenReceive, Progress, split_tag, tag
 from kv_transfer.options import PortOptions
 from kv_transfer.receiving import Receiving
-from kv_transfer.staging import TRAILER, Slice, move, open_message, scatter
-from kv_transfer.transports.base import Incoming
+from kv_transfer.staging import TRAILER, Message, Slice, move, open_message, scatter
+from kv_transfer.transports.base import Incoming, Pieces
 from kv_transfer.wire import Wire
 
 LIMBO_MESSAGES = 4096
@@ -137,24 +137,32 @@ class Inbound(Direction[Receiving]):
             return
         receiving.ledger.started()
         slot = wire.slots.take()
-        done = partial(self._received, session, index, message.bytes)
-        wire.receive(session, peer, message.message, slot, message.bytes, done)
+        pieces = self._pieces(receiving, index)
+        expected = wire.slots.message(slot, message.bytes - TRAILER.size, pieces)
+        done = partial(self._received, session, index, expected)
+        wire.receive(session, peer, message.message, slot, expected.whole, done)
 
-    def _received(self, session: int, index: int, size: int, slot: int, error: str) -> None:
+    def _pieces(self, receiving: Receiving, index: int) -> Pieces | None:
+        """Where in the cache a message can come straight to, if the wire can do that."""
+        same = receiving.order.layout.dtype == self._layout.dtype
+        if not receiving.wire.transport.in_place or not same:
+            return None
+        return self._in_place.pieces(self._ours(receiving, index))
+
+    def _received(self, session: int, index: int, message: Message, slot: int, error: str) -> None:
         receiving = self._sessions[session]
         source = index % receiving.sources
         if error:
             self._break(session, source, error)
             return
-        slots = receiving.wire.slots
-        message, wire_tag = slots.bytes(slot, size), tag(receiving.order.nonce, index)
-        checksum = open_message(message, wire_tag ^ receiving.order.key)
+        checksum = open_message(message, tag(receiving.order.nonce, index) ^ receiving.order.key)
         if checksum is None:
             self._break(session, source, f"message {index} does not have its checksum")
         elif receiving.wire.mapped is not None:
-            receiving.note(index, message[: -TRAILER.size], checksum)
+            receiving.note(index, message.payload[0], checksum)
         else:
-            self._scatter(receiving, index, slots.tensor(slot, size - TRAILER.size))
+            if not message.in_place:
+                self._scatter(receiving, index, slot)
             self._count(session, receiving, index, checksum)
 
     def _read(self, session: int, receiving: Receiving) -> bool:
@@ -208,9 +216,10 @@ class Inbound(Direction[Receiving]):
         receiving.ledger.add(source, self._rank, payload, checksum)
         self._tell(session, receiving)
 
-    def _scatter(self, receiving: Receiving, index: int, staging: torch.Tensor) -> None:
-        part = self._ours(receiving, index)
-        scatter(staging, part, self._cache, receiving.order.layout.dtype)
+    def _scatter(self, receiving: Receiving, index: int, slot: int) -> None:
+        part, dtype = self._ours(receiving, index), receiving.order.layout.dtype
+        staging = receiving.wire.slots.tensor(slot, receiving.payload(index))
+        scatter(staging, part, self._cache, dtype)
 
     def _ours(self, receiving: Receiving, index: int) -> Slice:
         """Where message ``index`` belongs in this rank's cache."""

@@ -126,29 +126,32 @@ class Outbound(Direction[_Sending]):
             runs=tuple(reshard.runs(start, end, unit)),
             blocks=sending.blocks,
         )
-        slot, wire_tag = sending.wire.slots.take(), self._tag(order, lane.next)
+        slots = sending.wire.slots
+        slot, wire_tag = slots.take(), self._tag(order, lane.next)
         sending.ledger.started()
-        gather(self._cache, part, sending.wire.slots.tensor(slot, payload))
-        size = payload + TRAILER.size
-        checksum = seal_message(sending.wire.slots.bytes(slot, size), wire_tag ^ order.key)
+        pieces = self._in_place.pieces(part) if sending.wire.transport.in_place else None
+        if pieces is None:
+            gather(self._cache, part, slots.tensor(slot, payload))
+        message = slots.message(slot, payload, pieces)
+        checksum = seal_message(message, wire_tag ^ order.key)
         lane.next += 1
         done = partial(self._sent, order.session, pair, payload, checksum)
-        sending.wire.send(order.session, lane.peer, wire_tag, slot, size, done)
+        sending.wire.send(order.session, lane.peer, wire_tag, slot, message.whole, done)
 
     def _announce(self, sending: _Sending, lane: _Lane) -> None:
         """Tell the peer where its part of a segment is; from now on it may read there."""
         order, pair, segment = sending.order, lane.pair, lane.next
         start, end = sending.segments[segment]
-        size = notice_bytes(start, end, self._layout.block_size) + TRAILER.size
+        size = notice_bytes(start, end, self._layout.block_size)
         slot, wire_tag = sending.wire.slots.take(), self._tag(order, segment)
         sending.ledger.started()
-        message = sending.wire.slots.bytes(slot, size)
-        write_notice(message[: -TRAILER.size], start, end, self._layout.block_size, sending.blocks)
+        message = sending.wire.slots.message(slot, size)
+        write_notice(message.payload[0], start, end, self._layout.block_size, sending.blocks)
         checksum = seal_message(message, wire_tag ^ order.key)
         lane.next += 1
         lane.offered[segment] = (pair.token_bytes(self._layout) * (end - start), checksum)
         done = partial(self._announced, order.session, pair)
-        sending.wire.send(order.session, lane.peer, wire_tag, slot, size, done)
+        sending.wire.send(order.session, lane.peer, wire_tag, slot, message.whole, done)
 
     def _announced(self, session: int, pair: reshard.Pair, slot: int, error: str) -> None:
         if error:

@@ -1,4 +1,4 @@
-"""Staging: the only memory a wire ever touches, and the copies between it and the cache.
+"""Staging: memory that the wires use, and the copies between it and the cache.
 
 Legend of shapes: B blocks, H KV heads, L layers, 2 (K and V), S block size, R row.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -18,9 +19,20 @@ from kv_transfer.boxes import copy_units, native_available
 from kv_transfer.convert import copy_converted, kv_dtype, row_width
 from kv_transfer.places import Places
 from kv_transfer.reshard import Run, places
+from kv_transfer.transports.base import Pieces
 
 TRAILER = struct.Struct("<QQ")
 """Ends every message: its tag and the xxh3-64 checksum, seeded with the tag, of its payload."""
+
+
+class Message(NamedTuple):
+    """A payload, wherever it lies, and the trailer behind it. ``whole``: both, for a wire.
+    ``in_place``: the payload is in the cache, not in staging."""
+
+    payload: Pieces
+    trailer: memoryview
+    whole: Pieces
+    in_place: bool
 
 
 class Slots:
@@ -59,6 +71,13 @@ class Slots:
     def bytes(self, slot: int, size: int) -> memoryview:
         start = slot * self.slot_bytes
         return self._bytes[start : start + size]
+
+    def message(self, slot: int, size: int, elsewhere: Pieces | None = None) -> Message:
+        """A message with a payload of ``size`` bytes, in the slot unless it is ``elsewhere``."""
+        whole = self.bytes(slot, size + TRAILER.size)
+        if elsewhere is None:
+            return Message([whole[:size]], whole[size:], [whole], False)
+        return Message(elsewhere, whole[size:], [*elsewhere, whole[size:]], True)
 
     def tensor(self, slot: int, size: int) -> torch.Tensor:
         start = slot * self.slot_bytes
@@ -145,16 +164,23 @@ def _in_message(
         at += size
 
 
-def seal_message(message: memoryview, tag: int) -> int:
-    """Write the trailer of a message whose payload is in place; returns the checksum."""
-    payload = message[: -TRAILER.size]
-    checksum = xxhash.xxh3_64_intdigest(payload, seed=tag)
-    message[-TRAILER.size :] = TRAILER.pack(tag, checksum)
+def seal_message(message: Message, tag: int) -> int:
+    """Write the trailer of a message whose payload is complete; returns the checksum."""
+    checksum = _checksum(message.payload, tag)
+    message.trailer[:] = TRAILER.pack(tag, checksum)
     return checksum
 
 
-def open_message(message: memoryview, tag: int) -> int | None:
+def open_message(message: Message, tag: int) -> int | None:
     """The checksum of a received message, or None if tag or checksum do not agree."""
-    said_tag, said_checksum = TRAILER.unpack(message[-TRAILER.size :])
-    checksum = xxhash.xxh3_64_intdigest(message[: -TRAILER.size], seed=tag)
-    return checksum if (said_tag, said_checksum) == (tag, checksum) else None
+    checksum = _checksum(message.payload, tag)
+    return checksum if TRAILER.unpack(message.trailer) == (tag, checksum) else None
+
+
+def _checksum(payload: Pieces, seed: int) -> int:
+    if len(payload) == 1:
+        return xxhash.xxh3_64_intdigest(payload[0], seed=seed)
+    digest = xxhash.xxh3_64(seed=seed)
+    for piece in payload:
+        digest.update(piece)
+    return digest.intdigest()

@@ -10,7 +10,8 @@ import msgspec
 
 from ekiden.core.clock import Clock
 from kv_transfer.options import PortOptions
-from kv_transfer.transports.base import Completed, MappedTransport, Transport
+from kv_transfer.transports.base import Completed, MappedTransport, Pieces, Transport
+from kv_transfer.transports.pieces import size_of
 
 if TYPE_CHECKING:  # services set PortOptions and must not load torch for it
     from kv_transfer.staging import Slots
@@ -21,12 +22,15 @@ Done = Callable[[int, str], None]
 """(slot, error): the message is through; the slot is given back when the callable returns."""
 
 
-class _Op(msgspec.Struct):
+class _Op(msgspec.Struct, kw_only=True):
+    """``in_place``: bytes that the wire moves out of or into memory other than the slot."""
+
     session: int
     peer: int
     sends: bool
     slot: int
     done: Done
+    in_place: int = 0
     abandoned_at: float | None = None
 
 
@@ -91,20 +95,25 @@ class Wire:
         room = self.slots.free > 0 and self._sends[peer] < self._options.window
         return room and not last and not self.pace.delay()
 
-    def send(self, session: int, peer: int, tag: int, slot: int, size: int, done: Done) -> None:
-        self.pace.charge(size)
-        op = self.transport.send(peer, tag, self.slots.bytes(slot, size))
-        self._started(op, _Op(session, peer, True, slot, done))
+    def send(
+        self, session: int, peer: int, tag: int, slot: int, pieces: Pieces, done: Done
+    ) -> None:
+        """``pieces``: the message, in the slot, or anywhere if the wire is in place."""
+        self.pace.charge(size_of(pieces))
+        op = self.transport.send(peer, tag, pieces)
+        self._started(op, pieces, _Op(session=session, peer=peer, sends=True, slot=slot, done=done))
 
     def receive(
-        self, session: int, peer: int, message: int, slot: int, size: int, done: Done
+        self, session: int, peer: int, message: int, slot: int, pieces: Pieces, done: Done
     ) -> None:
-        op = self.transport.receive(message, self.slots.bytes(slot, size))
-        self._started(op, _Op(session, peer, False, slot, done))
+        """``pieces``: as for ``send``."""
+        op = self.transport.receive(message, pieces)
+        entry = _Op(session=session, peer=peer, sends=False, slot=slot, done=done)
+        self._started(op, pieces, entry)
 
     def say(self, peer: int, tag: int) -> None:
         """Send a message that is nothing but its tag; if it cannot come, the peer is lost."""
-        self._said.add(self.transport.send(peer, tag, NOTHING))
+        self._said.add(self.transport.send(peer, tag, [NOTHING]))
 
     def completed(self, event: Completed) -> None:
         """The wire let go of a slot; the session hears of it unless it was given up."""
@@ -123,11 +132,14 @@ class Wire:
             self.slots.give(op.slot)
 
     def abandon(self, session: int) -> None:
-        """Give the session up; its slots stay with the wire until their operations end."""
+        """Give the session up; its slots stay with the wire until their operations end, and
+        nothing else does: the blocks of the cache may be another's in a moment."""
         now = self._clock.now()
-        for op in self._ops.values():
+        for number, op in self._ops.items():
             if op.session == session and op.abandoned_at is None:
                 op.abandoned_at = now
+                if op.in_place:
+                    self.transport.move(number, self.slots.bytes(op.slot, op.in_place))
 
     def tick(self) -> None:
         """Break the connections that abandoned operations have held for too long."""
@@ -140,7 +152,8 @@ class Wire:
         for peer in late:
             self.transport.disconnect(peer)
 
-    def _started(self, op: int, entry: _Op) -> None:
+    def _started(self, op: int, pieces: Pieces, entry: _Op) -> None:
+        entry.in_place = size_of(pieces) if self.transport.in_place else 0
         self._ops[op] = entry
         self._under_way(entry)[entry.peer] += 1
 

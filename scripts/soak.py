@@ -188,7 +188,8 @@ def say(found: Found) -> dict[str, Any]:
         print(
             f"{name:<14} {first.resident / 2**20:8.1f} MiB at {first.requests}, "
             f"{last.resident / 2**20:8.1f} MiB at {last.requests}; fitted rise {rise:+.2f} MiB; "
-            f"{last.descriptors} descriptors, {last.threads} threads"
+            f"{last.pinned / 2**20:.0f} MiB pinned, {last.descriptors} descriptors, "
+            f"{last.threads} threads"
         )
     for breach in found.breaches[:20]:
         print(f"BREACH: {breach}")

@@ -9,6 +9,7 @@ may not come, and a buffer belongs to the wire only between ``receive`` (or ``se
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -44,6 +45,9 @@ class PeerLost(msgspec.Struct, frozen=True):
 
 Event = Incoming | Completed | PeerLost
 
+Pieces = Sequence[memoryview]
+"""Bytes that belong together, in order, wherever they lie."""
+
 
 class Transport(Protocol):
     """One rank's end of a wire."""
@@ -53,11 +57,16 @@ class Transport(Protocol):
         """What is really used, such as ``ucx/tcp``."""
 
     @property
+    def in_place(self) -> bool:
+        """It takes pieces of any memory, as many as you like, and can let go of them (``move``).
+        Any other takes one piece, of the registered arena."""
+
+    @property
     def fds(self) -> tuple[int, ...]:
         """File descriptors that become readable when ``poll`` has something to do."""
 
     def register(self, arena: memoryview) -> None:
-        """Make ``arena`` (writable bytes) known; every buffer used later lies in it.
+        """Make ``arena`` (writable bytes) known.
 
         Raises:
             SetupError: the memory cannot be used; the rank must not become ready.
@@ -73,11 +82,16 @@ class Transport(Protocol):
             ReplicaFailed: the endpoint's bytes are not an address of this wire.
         """
 
-    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+    def send(self, peer: int, tag: int, pieces: Pieces) -> int:
         """Start to send; returns the op that ``Completed`` will name. A lost peer: it fails."""
 
-    def receive(self, message: int, buffer: memoryview) -> int:
-        """Start to receive an announced message into ``buffer`` of exactly its size."""
+    def receive(self, message: int, pieces: Pieces) -> int:
+        """Start to receive an announced message into ``pieces`` of exactly its size."""
+
+    def move(self, op: int, buffer: memoryview) -> None:
+        """Where the wire is ``in_place``: let go of the pieces of ``op`` now, and go on with
+        ``buffer``, which has room for all of them. What a send has not sent is copied there; what a
+        receive still gets comes there. An op that is over already stays as it is."""
 
     def discard(self, message: int) -> None:
         """Throw an announced message away."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -11,10 +12,13 @@ from enum import IntEnum
 
 import msgspec
 
+from kv_transfer.transports.base import Pieces
+from kv_transfer.transports.pieces import size_of
+
 HEADER = struct.Struct("<QQQQQ")
 AHEAD_BYTES = 512
 """Read at once where a header is due: what of it is payload is copied once more."""
-PIECES = 16
+PIECES = 64
 """Buffers given to the system in one call."""
 
 
@@ -47,8 +51,16 @@ class Broken(Exception):
     """The connection is of no use any more; the text says why."""
 
 
-Room = Callable[[Frame], memoryview]
+Room = Callable[[Frame], Pieces]
 """Where the payload behind a frame goes; raises Broken if the frame cannot be."""
+
+
+class _Outgoing(msgspec.Struct):
+    """Bytes to be written. ``op``: the send whose payload they are, 0 for a header."""
+
+    piece: memoryview
+    op: int
+    done: Callable[[], None] | None
 
 
 class Connection:
@@ -63,11 +75,12 @@ class Connection:
         self.passed_fd = -1
         """A descriptor that the end we dialled sent with its welcome; the owner closes it."""
         self.dialled = bool(peer)
-        self._out: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
+        self._out: deque[_Outgoing] = deque()
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
         self._start = self._stop = 0
         self._frame: Frame | None = None
-        self._target = self._whole = memoryview(b"")
+        self._whole: Pieces = ()
+        self._targets: deque[memoryview] = deque()
 
     @property
     def waiting_to_write(self) -> bool:
@@ -89,18 +102,32 @@ class Connection:
         *,
         op: int = 0,
         tag: int = 0,
-        payload: memoryview | bytes = b"",
+        payload: Pieces = (),
         size: int | None = None,
         place: int = 0,
         done: Callable[[], None] | None = None,
     ) -> None:
         """Queue a frame. ``done`` is called once the system has taken all of it; until then
         ``payload`` belongs to the connection. ``size``: what an offer is of."""
-        length = len(payload) if size is None else size
+        pieces = [piece for piece in payload if len(piece)]
+        length = size_of(pieces) if size is None else size
         header = memoryview(HEADER.pack(kind, op, tag, length, place))
-        self._out.append((header, None if len(payload) else done))
-        if len(payload):
-            self._out.append((memoryview(payload), done))
+        self._out.append(_Outgoing(header, 0, None))
+        self._out.extend(_Outgoing(piece, op, None) for piece in pieces)
+        self._out[-1].done = done
+
+    def move_out(self, op: int, buffer: memoryview) -> None:
+        """Copy what has not gone of a payload to ``buffer``, and send it from there."""
+        for outgoing in self._out:
+            if outgoing.op == op:
+                size = len(outgoing.piece)
+                buffer[:size] = outgoing.piece
+                outgoing.piece, buffer = buffer[:size], buffer[size:]
+
+    def move_in(self, pieces: Pieces, buffer: memoryview) -> None:
+        """What still comes of the payload that was to go to ``pieces`` goes to ``buffer``."""
+        if self._whole is pieces:
+            self._targets = deque([buffer[: size_of(self._targets)]])
 
     def flush(self) -> None:
         """Write what the system takes.
@@ -109,7 +136,7 @@ class Connection:
             Broken: the connection is gone.
         """
         while self._out:
-            pieces = [self._out[i][0] for i in range(min(len(self._out), PIECES))]
+            pieces = [outgoing.piece for outgoing in itertools.islice(self._out, PIECES)]
             try:
                 taken = self.sock.sendmsg(pieces)
             except BlockingIOError:
@@ -119,16 +146,15 @@ class Connection:
             self._advance(taken)
 
     def _advance(self, taken: int) -> None:
-        while self._out and taken >= len(self._out[0][0]):
-            piece, done = self._out.popleft()
-            taken -= len(piece)
-            if done is not None:
-                done()
+        while self._out and taken >= len(self._out[0].piece):
+            outgoing = self._out.popleft()
+            taken -= len(outgoing.piece)
+            if outgoing.done is not None:
+                outgoing.done()
         if taken:
-            piece, done = self._out[0]
-            self._out[0] = (piece[taken:], done)
+            self._out[0].piece = self._out[0].piece[taken:]
 
-    def frames(self, room: Room, budget: int) -> Iterator[tuple[Frame, memoryview]]:
+    def frames(self, room: Room, budget: int) -> Iterator[tuple[Frame, Pieces]]:
         """Frames that are whole, with their payloads; reads about ``budget`` bytes at most.
 
         Raises:
@@ -143,39 +169,52 @@ class Connection:
                     continue
                 self._frame = Frame(*HEADER.unpack_from(self._ahead, self._start))
                 self._start += HEADER.size
-                self._target = self._whole = room(self._frame)
+                self._whole = room(self._frame)
+                self._targets = deque(piece for piece in self._whole if len(piece))
             budget -= self._take_ahead()
-            if len(self._target):
-                if (got := self._receive(self._target)) == 0:
+            if self._targets:
+                if (got := self._receive(list(itertools.islice(self._targets, PIECES)))) == 0:
                     return
-                self._target = self._target[got:]
+                self._came(got)
                 budget -= got
-            if not len(self._target):
+            if not self._targets:
                 frame, payload = self._frame, self._whole
-                self._frame, self._whole = None, memoryview(b"")
+                self._frame, self._whole = None, ()
                 yield frame, payload
 
     def _take_ahead(self) -> int:
         """Payload that was read together with its header."""
-        count = min(self._stop - self._start, len(self._target))
-        if count:
-            self._target[:count] = self._ahead[self._start : self._start + count]
-            self._target = self._target[count:]
+        begun = self._start
+        while self._targets and self._start < self._stop:
+            target = self._targets[0]
+            count = min(self._stop - self._start, len(target))
+            target[:count] = self._ahead[self._start : self._start + count]
             self._start += count
-        return count
+            self._came(count)
+        return self._start - begun
+
+    def _came(self, count: int) -> None:
+        """``count`` more bytes of the payload are where they belong."""
+        while self._targets and count >= len(self._targets[0]):
+            count -= len(self._targets.popleft())
+        if count:
+            self._targets[0] = self._targets[0][count:]
 
     def _fill(self) -> int:
         rest = self._stop - self._start
         self._ahead[:rest] = bytes(self._ahead[self._start : self._stop])
         self._start, self._stop = 0, rest
-        got = self._receive(self._ahead[rest:])
+        got = self._receive([self._ahead[rest:]])
         self._stop += got
         return got
 
-    def _receive(self, into: memoryview) -> int:
+    def _receive(self, into: list[memoryview]) -> int:
         """Bytes received; 0: none are here now."""
         try:
-            got = self._receive_with_fd(into) if self._takes_fd else self.sock.recv_into(into)
+            if self._takes_fd:
+                got = self._receive_with_fd(into[0])
+            else:
+                got = self.sock.recvmsg_into(into)[0]
         except BlockingIOError:
             return 0
         except OSError as error:

@@ -17,7 +17,8 @@ import msgspec
 
 from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import ReplicaFailed, SetupError
-from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Pieces
+from kv_transfer.transports.pieces import copy_pieces, first, size_of
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +40,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Flight:
-    """One message under way. ``data`` is the sender's buffer, or a copy of it."""
+    """One message under way. ``data`` is the sender's memory, or a copy of it."""
 
     def __init__(
-        self, sender: MemoryTransport, op: int, tag: int, data: memoryview, due: float
+        self, sender: MemoryTransport, op: int, tag: int, data: Pieces, due: float
     ) -> None:
         self.sender = sender
         self.op = op
@@ -55,9 +56,9 @@ class _Flight:
 class _Landing:
     """A receive under way: completes at ``due``, never if that is None."""
 
-    def __init__(self, flight: _Flight, buffer: memoryview, due: float | None, error: str) -> None:
+    def __init__(self, flight: _Flight, pieces: Pieces, due: float | None, error: str) -> None:
         self.flight = flight
-        self.buffer = buffer
+        self.pieces = pieces
         self.due = due
         self.error = error
 
@@ -84,6 +85,7 @@ class MemoryTransport:
     """See the module. ``faults`` apply to what this end sends."""
 
     wire = "memory"
+    in_place = False
 
     def __init__(
         self, hub: Hub, *, clock: Clock | None = None, faults: Faults | None = None
@@ -99,7 +101,7 @@ class MemoryTransport:
         self._arriving: list[_Flight] = []
         self._announced: dict[int, _Flight] = {}
         self._landings: dict[int, _Landing] = {}
-        self._sends: dict[int, int] = {}
+        self._sends: dict[int, tuple[int, _Flight]] = {}
         self._events: deque[Event] = deque()
         self._closed = False
         self._name = hub.join(self)
@@ -128,7 +130,7 @@ class MemoryTransport:
                 self._peers[number] = other
             return number
 
-    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+    def send(self, peer: int, tag: int, pieces: Pieces) -> int:
         with self._hub.lock:
             op = next(self._numbers)
             target = self._peers.get(peer)
@@ -137,28 +139,39 @@ class MemoryTransport:
             elif self._happens(self._faults.loss):
                 self._tell(Completed(op, ""))
             else:
-                self._sends[op] = peer
-                self._launch(target, _Flight(self, op, tag, buffer, self._due()))
+                flight = _Flight(self, op, tag, pieces, self._due())
+                self._sends[op] = (peer, flight)
+                self._launch(target, flight)
             return op
 
-    def receive(self, message: int, buffer: memoryview) -> int:
+    def receive(self, message: int, pieces: Pieces) -> int:
         with self._hub.lock:
             flight = self._announced.pop(message)
             op = next(self._numbers)
             faults, now = flight.sender._faults, self._clock.now()
-            half = flight.data.nbytes // 2
+            half = first(pieces, size_of(pieces) // 2)
             if flight.lost:
                 self._tell(Completed(op, flight.lost))
             elif flight.sender._happens(faults.hang):
-                buffer[:half] = flight.data[:half]
+                copy_pieces(flight.data, half)
                 due = now + faults.late_s if faults.late_s else None
-                self._landings[op] = _Landing(flight, buffer, due, "")
+                self._landings[op] = _Landing(flight, pieces, due, "")
             elif flight.sender._happens(faults.half):
-                buffer[:half] = flight.data[:half]
-                self._land(op, _Landing(flight, buffer[:0], now, "half of it was lost"))
+                copy_pieces(flight.data, half)
+                self._land(op, _Landing(flight, (), now, "half of it was lost"))
             else:
-                self._land(op, _Landing(flight, buffer, now, ""))
+                self._land(op, _Landing(flight, pieces, now, ""))
             return op
+
+    def move(self, op: int, buffer: memoryview) -> None:
+        with self._hub.lock:
+            if op in self._landings:
+                self._landings[op].pieces = [buffer]
+            elif op in self._sends:
+                _, flight = self._sends[op]
+                buffer = buffer[: size_of(flight.data)]
+                copy_pieces(flight.data, [buffer])
+                flight.data = [buffer]
 
     def discard(self, message: int) -> None:
         with self._hub.lock:
@@ -203,13 +216,13 @@ class MemoryTransport:
             os.close(self._signal)
 
     def _launch(self, target: MemoryTransport, flight: _Flight) -> None:
-        if len(flight.data) and self._happens(self._faults.corrupt):
-            data = bytearray(flight.data)
+        if size_of(flight.data) and self._happens(self._faults.corrupt):
+            data = bytearray().join(flight.data)
             data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
-            flight.data = memoryview(data)
+            flight.data = [memoryview(data)]
         target._arriving.append(flight)
         if self._happens(self._faults.duplicate):
-            copy = memoryview(bytes(flight.data))
+            copy = [memoryview(b"".join(flight.data))]
             target._arriving.append(_Flight(self, 0, flight.tag, copy, self._due()))
         target._wake()
 
@@ -220,15 +233,14 @@ class MemoryTransport:
                 self._arriving.remove(flight)
                 message = next(self._numbers)
                 self._announced[message] = flight
-                self._events.append(Incoming(message, flight.tag, flight.data.nbytes))
+                self._events.append(Incoming(message, flight.tag, size_of(flight.data)))
         for op, landing in list(self._landings.items()):
             if landing.due is not None and landing.due <= now:
                 del self._landings[op]
                 self._land(op, landing)
 
     def _land(self, op: int, landing: _Landing) -> None:
-        size = landing.buffer.nbytes
-        landing.buffer[:] = landing.flight.data[:size]
+        copy_pieces(landing.flight.data, landing.pieces)
         self._tell(Completed(op, landing.error))
         landing.flight.sender._sent(landing.flight.op, landing.error)
 
@@ -248,7 +260,7 @@ class MemoryTransport:
                 self._tell(Completed(op, reason))
         for number in [n for n, known in self._peers.items() if known is other]:
             del self._peers[number]
-            for op in [op for op, peer in self._sends.items() if peer == number]:
+            for op in [op for op, (peer, _) in self._sends.items() if peer == number]:
                 self._sent(op, reason)
             self._tell(PeerLost(number, reason))
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from ekiden.core.errors import SetupError
-from kv_transfer.transports.base import Completed, Event
+from kv_transfer.transports.base import Completed, Event, Pieces
 from kv_transfer.transports.frames import Broken, Connection
 from kv_transfer.transports.stream import KEY_BYTES, Message
 from kv_transfer.transports.tcp import TcpTransport
@@ -67,6 +67,8 @@ class NixlTransport(TcpTransport):
         self._remote: dict[bytes, str] = {}
         self._reads: list[_Read] = []
 
+    in_place = False
+
     @property
     def wire(self) -> str:
         return "nixl"
@@ -110,11 +112,11 @@ class NixlTransport(TcpTransport):
     def _shown(self, address: bytes) -> str:
         return super()._shown(address.partition(b"\n")[0])
 
-    def _place(self, buffer: memoryview) -> int:
-        return _address(buffer)
+    def _place(self, pieces: Pieces) -> int:
+        return _address(pieces[0])
 
-    def _take(self, found: Message, op: int, buffer: memoryview) -> None:
-        connection, size = found.connection, found.size
+    def _take(self, found: Message, op: int, pieces: Pieces) -> None:
+        connection, size, (buffer,) = found.connection, found.size, pieces
         try:
             agent = self._agent_of(connection.peer)
             local = self._agent.get_xfer_descs([(_address(buffer), size, 0)], "DRAM")
@@ -153,7 +155,9 @@ class NixlTransport(TcpTransport):
         if state == "DONE" and not read.connection.closed:
             self._let_go(read.connection, read.offered)
             return ""
-        reason = "the connection is lost" if state == "DONE" else f"NIXL: {state}"
+        if read.connection.closed:
+            return "the connection is lost"
+        reason = f"NIXL: {state}"
         self._lose(read.connection, reason)
         return reason
 

@@ -23,8 +23,9 @@ import msgspec
 
 from ekiden.core.clock import MonotonicClock
 from ekiden.core.errors import ReplicaFailed
-from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Pieces
 from kv_transfer.transports.frames import Broken, Connection, Frame, Kind
+from kv_transfer.transports.pieces import copy_pieces, size_of
 
 EAGER_BYTES = 16 << 10
 LIMITS: dict[int, int] = {Kind.HELLO: 1 << 16, Kind.WELCOME: 0, Kind.EAGER: EAGER_BYTES}
@@ -49,6 +50,14 @@ class Message(msgspec.Struct):
     payload: memoryview | None
 
 
+class _Sending(msgspec.Struct):
+    """``taken``: its payload is on its way."""
+
+    peer: int
+    pieces: Pieces
+    taken: bool
+
+
 class StreamTransport:
     """A wire over ``listener``; ``address`` is how others dial it, ``magic`` the wire's name."""
 
@@ -68,9 +77,9 @@ class StreamTransport:
         self._deaf_until = math.inf
         self._peers: dict[int, Connection] = {}
         self._addresses: dict[bytes, int] = {}
-        self._sends: dict[int, tuple[int, memoryview]] = {}
+        self._sends: dict[int, _Sending] = {}
         self._messages: dict[int, Message] = {}
-        self._takings: dict[tuple[Connection, int], tuple[int, memoryview]] = {}
+        self._takings: dict[tuple[Connection, int], tuple[int, Pieces]] = {}
         self._events: list[Event] = []
 
     @property
@@ -106,37 +115,51 @@ class StreamTransport:
         self._peers[number] = connection
         self._addresses[endpoint] = number
         self._adopt(connection)
-        connection.put(Kind.HELLO, payload=key + self._endpoint)
+        connection.put(Kind.HELLO, payload=[memoryview(key + self._endpoint)])
         self._write(connection)
         return number
 
-    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
-        op = next(self._numbers)
+    in_place = False
+
+    def send(self, peer: int, tag: int, pieces: Pieces) -> int:
+        op, size = next(self._numbers), size_of(pieces)
         connection = self._peers.get(peer)
         if connection is None:
             self._events.append(Completed(op, "the connection is lost"))
             return op
-        self._sends[op] = (peer, buffer)
-        if buffer.nbytes <= EAGER_BYTES:
+        self._sends[op] = _Sending(peer, pieces, taken=size <= EAGER_BYTES)
+        if size <= EAGER_BYTES:
             done = partial(self._sent, op)
-            connection.put(Kind.EAGER, op=op, tag=tag, payload=buffer, done=done)
+            connection.put(Kind.EAGER, op=op, tag=tag, payload=pieces, done=done)
         else:
-            place = self._place(buffer)
-            connection.put(Kind.OFFER, op=op, tag=tag, size=buffer.nbytes, place=place)
+            place = self._place(pieces)
+            connection.put(Kind.OFFER, op=op, tag=tag, size=size, place=place)
         self._write(connection)
         return op
 
-    def receive(self, message: int, buffer: memoryview) -> int:
+    def receive(self, message: int, pieces: Pieces) -> int:
         op = next(self._numbers)
         found = self._messages.pop(message)
         if found.payload is not None:
-            buffer[:] = found.payload
+            copy_pieces([found.payload], pieces)
             self._events.append(Completed(op, ""))
         elif found.connection.closed:
             self._events.append(Completed(op, "the connection is lost"))
         else:
-            self._take(found, op, buffer)
+            self._take(found, op, pieces)
         return op
+
+    def move(self, op: int, buffer: memoryview) -> None:
+        if (sending := self._sends.get(op)) is not None:
+            if sending.taken:
+                self._peers[sending.peer].move_out(op, buffer)
+            else:
+                copy_pieces(sending.pieces, [buffer])
+            sending.pieces = [buffer]
+        for key, (receive, pieces) in self._takings.items():
+            if receive == op:
+                self._takings[key] = (op, [buffer])
+                key[0].move_in(pieces, buffer)
 
     def discard(self, message: int) -> None:
         found = self._messages.pop(message)
@@ -185,13 +208,13 @@ class StreamTransport:
     def _shown(self, address: bytes) -> str:
         return address.decode(errors="replace")
 
-    def _place(self, buffer: memoryview) -> int:
+    def _place(self, pieces: Pieces) -> int:
         """Where an offered message lies, for a receiver that can read there."""
         return 0
 
-    def _take(self, found: Message, op: int, buffer: memoryview) -> None:
-        """Have an offered message come into ``buffer``."""
-        self._takings[found.connection, found.op] = (op, buffer)
+    def _take(self, found: Message, op: int, pieces: Pieces) -> None:
+        """Have an offered message come into ``pieces``."""
+        self._takings[found.connection, found.op] = (op, pieces)
         found.connection.put(Kind.TAKE, op=found.op)
         self._write(found.connection)
 
@@ -262,7 +285,7 @@ class StreamTransport:
         if number is None:
             return
         del self._peers[number]
-        for op in [op for op, (peer, _) in self._sends.items() if peer == number]:
+        for op in [op for op, sending in self._sends.items() if sending.peer == number]:
             del self._sends[op]
             self._events.append(Completed(op, reason))
         self._events.append(PeerLost(number, reason))
@@ -283,7 +306,7 @@ class StreamTransport:
         except Broken as broken:
             self._lose(connection, str(broken))
 
-    def _room(self, connection: Connection, frame: Frame) -> memoryview:
+    def _room(self, connection: Connection, frame: Frame) -> Pieces:
         """Memory for what comes behind a frame's header; refuses what nobody should send."""
         kind, size = frame.kind, frame.size
         # Who dialled says hello, once, and is welcomed: neither can be turned about or repeated.
@@ -294,26 +317,26 @@ class StreamTransport:
             raise Broken("the other end greeted again")
         if kind == Kind.DATA:
             taking = self._takings.get((connection, frame.op))
-            if taking is None or taking[1].nbytes != size:
+            if taking is None or size_of(taking[1]) != size:
                 raise Broken("the other end sent data that nobody asked for")
             return taking[1]
         if kind in (Kind.OFFER, Kind.TAKE, Kind.DROP):
-            return memoryview(b"")
+            return ()
         if size > LIMITS.get(kind, -1):
             raise Broken(f"the other end sent a frame of kind {kind} with {size} bytes")
-        return memoryview(bytearray(size))
+        return (memoryview(bytearray(size)),)
 
-    def _heard(self, connection: Connection, frame: Frame, payload: memoryview) -> None:
+    def _heard(self, connection: Connection, frame: Frame, payload: Pieces) -> None:
         kind = frame.kind
         if kind == Kind.HELLO:
-            self._greeted(connection, bytes(payload))
+            self._greeted(connection, bytes(payload[0]))
         elif kind == Kind.WELCOME:
             self._greeting.pop(connection, None)
             connection.ready = True
             self._welcomed(connection)
             self._write(connection)
         elif kind == Kind.EAGER:
-            self._announce(connection, frame, payload)
+            self._announce(connection, frame, payload[0])
         elif kind == Kind.OFFER:
             self._announce(connection, frame, None)
         elif kind == Kind.TAKE:
@@ -341,14 +364,16 @@ class StreamTransport:
 
     def _taken(self, connection: Connection, op: int) -> None:
         sending = self._sends.get(op)
-        if sending is None or self._peers.get(sending[0]) is not connection:
+        if sending is None or sending.taken or self._peers.get(sending.peer) is not connection:
             raise Broken("the other end took a message that was not offered")
-        connection.put(Kind.DATA, op=op, payload=sending[1], done=partial(self._sent, op))
+        sending.taken = True
+        connection.put(Kind.DATA, op=op, payload=sending.pieces, done=partial(self._sent, op))
         self._write(connection)
 
     def _dropped(self, connection: Connection, op: int) -> None:
-        sending = self._sends.get(op)
-        if sending is not None and self._peers.get(sending[0]) is not connection:
+        if (sending := self._sends.get(op)) is None:
+            return
+        if sending.taken or self._peers.get(sending.peer) is not connection:
             raise Broken("the other end dropped a message that was not offered to it")
         self._sent(op)
 

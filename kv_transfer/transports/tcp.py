@@ -22,6 +22,7 @@ class TcpTransport(StreamTransport):
     """Listens on a free port of ``host``; peers dial ``advertise`` (empty: ``host``)."""
 
     magic = MAGIC
+    in_place = True
 
     def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
         try:

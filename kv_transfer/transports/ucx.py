@@ -31,7 +31,7 @@ import xxhash
 
 from ekiden.core import env
 from ekiden.core.errors import ReplicaFailed, SetupError
-from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost
+from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Pieces
 
 SETTINGS = {
     "TLS": "tcp",
@@ -66,6 +66,8 @@ def _load() -> Any:
 
 class UcxTransport:
     """See the module."""
+
+    in_place = False
 
     def __init__(self) -> None:
         env.quiet_ucx()
@@ -122,7 +124,8 @@ class UcxTransport:
         self._addresses[endpoint] = peer
         return peer
 
-    def send(self, peer: int, tag: int, buffer: memoryview) -> int:
+    def send(self, peer: int, tag: int, pieces: Pieces) -> int:
+        (buffer,) = pieces
         op = next(self._numbers)
         connection = self._peers.get(peer)
         if connection is None or not connection.alive:
@@ -132,12 +135,16 @@ class UcxTransport:
         self._ops[op] = (request, buffer)
         return op
 
-    def receive(self, message: int, buffer: memoryview) -> int:
+    def receive(self, message: int, pieces: Pieces) -> int:
+        (buffer,) = pieces
         op = next(self._numbers)
         found = self._messages.pop(message)
         request = self._worker.tag_recv_with_handle(self._array(buffer), found)
         self._ops[op] = (request, buffer)
         return op
+
+    def move(self, op: int, buffer: memoryview) -> None:
+        raise NotImplementedError
 
     def discard(self, message: int) -> None:
         # Too small a buffer ends the message at both ends without moving its bytes.

@@ -52,7 +52,11 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": str(SCRIPTS), **(env or {})},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{SCRIPTS.parent}",
+                    **(env or {}),
+                },
                 text=True,
             )
         self._answer(start_timeout_s)

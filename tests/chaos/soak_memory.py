@@ -16,11 +16,13 @@ JUDGED, GROWTH, GROWTH_BYTES = 0.6, 0.02, 4 << 20
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process at one moment. Bytes; ``shared`` is what it maps together with others."""
+    """One process at one moment. Bytes; ``shared`` is what it maps together with others,
+    ``pinned`` what is locked or registered with a device."""
 
     requests: int
     resident: int
     shared: int
+    pinned: int
     descriptors: int
     threads: int
 
@@ -33,6 +35,7 @@ def look(pid: int, requests: int) -> Sample:
         requests=requests,
         resident=_bytes(fields["VmRSS"]),
         shared=_bytes(fields["RssShmem"]),
+        pinned=_bytes(fields["VmLck"]) + _bytes(fields["VmPin"]),
         descriptors=len(list(Path(f"/proc/{pid}/fd").iterdir())),
         threads=int(fields["Threads"]),
     )
@@ -57,7 +60,7 @@ def growth(samples: Sequence[Sample], field: str) -> float:
 def not_flat(name: str, samples: Sequence[Sample]) -> list[str]:
     """A sentence for each thing of a process that grows."""
     said = []
-    for field in ("resident", "shared"):
+    for field in ("resident", "shared", "pinned"):
         mean = sum(getattr(s, field) for s in samples) / len(samples)
         rise = growth(samples, field)
         if rise > max(GROWTH * mean, GROWTH_BYTES):

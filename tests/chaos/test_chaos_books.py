@@ -84,6 +84,7 @@ def memory(*resident_mib: float, descriptors: int = 10) -> list[Sample]:
             requests=100 * place,
             resident=int(mib * 2**20),
             shared=0,
+            pinned=0,
             descriptors=descriptors + place * (descriptors > 10),
             threads=4,
         )

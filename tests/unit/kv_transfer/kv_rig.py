@@ -14,6 +14,7 @@ from ekiden.core.clock import Clock, ManualClock
 from ekiden.core.hashes import GRANULE, SCHEME
 from ekiden.engine.port import ChunkDone, PortContext
 from ekiden.parallel.split import even_split, head_split
+from kv_transfer import in_place
 from kv_transfer.description import WIRE_VERSION, ReplicaDescription
 from kv_transfer.messages import TransferLimits
 from kv_transfer.options import PortOptions
@@ -21,9 +22,18 @@ from kv_transfer.port import Port
 from kv_transfer.session import SealedOut
 from kv_transfer.sessions import ReceiveSessions, SendSessions
 from kv_transfer.transports.base import Transport
+from kv_transfer.transports.in_place_memory import InPlaceMemoryTransport
 from kv_transfer.transports.mapped_memory import MappedMemoryTransport
+from kv_transfer.transports.memory import MemoryTransport
 
 torch.set_num_threads(1)
+in_place.SHORTEST = 1  # blocks are tiny here
+
+FAKES = {
+    "memory": MemoryTransport,
+    "mapped_memory": MappedMemoryTransport,
+    "in_place_memory": InPlaceMemoryTransport,
+}
 
 DTYPES = {
     "float32": torch.float32,

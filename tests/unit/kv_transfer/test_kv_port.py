@@ -32,7 +32,7 @@ from kv_transfer.sessions import ReceiveSessions, SendSessions
 from kv_transfer.staging import Slots
 from kv_transfer.transports.base import PeerLost
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
-from kv_transfer.wire import Wire
+from kv_transfer.wire import NOTHING, Wire
 
 SOURCE, TARGET = [7, 3, 1, 5, 9, 11], [2, 4, 6, 8, 10, 0]
 
@@ -71,7 +71,7 @@ def test_one_peer_cannot_take_all_the_slots() -> None:
     peer, other = mine.connect(stuck.describe()), mine.connect(good.describe())
     for number in range(2):
         assert wire.may_send(peer)
-        wire.send(1, peer, number, wire.slots.take(), 16, lambda slot, error: None)
+        wire.send(1, peer, number, wire.slots.take(), [NOTHING], lambda slot, error: None)
     assert not wire.may_send(peer)
     assert wire.may_send(other)
 
@@ -113,7 +113,7 @@ def test_a_message_nobody_announces_is_thrown_away_in_time() -> None:
     p = memory_pair(PortOptions(slots=2, limbo_s=5.0))
     stranger = p.prefill.transports[0]
     peer = stranger.connect(p.decode.transports[0].describe())
-    stranger.send(peer, tag(77, 1), memoryview(bytearray(64)))
+    stranger.send(peer, tag(77, 1), [memoryview(bytearray(64))])
     p.decode.ports[0].step(0.0)
     assert p.decode.ports[0].inbound.discarded == 0
     p.clock.advance(5.0)
@@ -128,7 +128,7 @@ def test_a_message_of_another_length_than_agreed_breaks_the_session() -> None:
     nonce = next(iter(p.decode.ports[0].inbound._by_nonce))
     stranger = p.prefill.transports[0]
     peer = stranger.connect(p.decode.transports[0].describe())
-    stranger.send(peer, tag(nonce, 0), memoryview(bytearray(64)))
+    stranger.send(peer, tag(nonce, 0), [memoryview(bytearray(64))])
     p.round()
     failed, drained = p.received_events
     assert isinstance(failed, Failed)

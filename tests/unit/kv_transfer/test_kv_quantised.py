@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from kv_rig import Pair, describe, layout, read
+from kv_rig import FAKES, Pair, describe, layout, read
 
 from ekiden.cache.layout import KvLayout
 from ekiden.cache.tensors import KV_TORCH_DTYPES, as_stored
@@ -19,8 +19,7 @@ from kv_transfer import port, reshard
 from kv_transfer.compat import check_pair
 from kv_transfer.convert import convert_rows
 from kv_transfer.reshard import pairs
-from kv_transfer.transports.mapped_memory import MappedMemoryTransport
-from kv_transfer.transports.memory import Hub, MemoryTransport
+from kv_transfer.transports.memory import Hub
 from tests.unit.models.tiny import Replica, make_checkpoint, random_prompt
 
 KINDS = ("int8", "fp8_e4m3")
@@ -33,9 +32,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-FAKES = {"memory": MemoryTransport, "mapped_memory": MappedMemoryTransport}
 
 
 def connected(prefill: KvLayout, decode: KvLayout, wire: str = "memory") -> Pair:
@@ -107,13 +103,15 @@ KV = KV_TORCH_DTYPES
 @pytest.mark.parametrize("wire", FAKES)
 @pytest.mark.parametrize("there", DTYPES)
 @pytest.mark.parametrize("here", DTYPES)
+@pytest.mark.parametrize("size", [16, 32])
 def test_kv_of_another_dtype_arrives_as_decode_would_keep_it(
-    wire: str, there: str, here: str
+    wire: str, there: str, here: str, size: int
 ) -> None:
     source = layout(tp=2, dtype=there, head_dim=8)
-    target = layout(pp=2, dtype=here, head_dim=8, block_size=32)
+    target = layout(pp=2, dtype=here, head_dim=8, block_size=size)
     p = connected(source, target, wire)
-    _, offer = p.receiving.open("r", p.prefill.me, 0, 90, TARGET[:3], wire)
+    blocks = TARGET[: -(-90 // size)]
+    _, offer = p.receiving.open("r", p.prefill.me, 0, 90, blocks, wire)
     send = p.sending.open(offer, p.decode.me)
     numbers = torch.randn(90, source.num_kv_heads, source.num_layers, 2, 8)
     for rank, cache in enumerate(p.prefill.caches):
@@ -123,7 +121,7 @@ def test_kv_of_another_dtype_arrives_as_decode_would_keep_it(
     p.run()
     for rank, cache in enumerate(p.decode.caches):
         want = convert_rows(kept(numbers[(slice(None), *shares(target, rank))], there), KV[here])
-        got = read(cache, target, TARGET[:3], 90)
+        got = read(cache, target, blocks, 90)
         assert torch.equal(as_stored(got.contiguous()), as_stored(want.contiguous()))
 
 

@@ -128,18 +128,32 @@ def test_a_peer_that_breaks_the_rules_loses_its_connection(
     assert until_closed(host, stranger) == []
 
 
+@pytest.mark.parametrize("word", [Kind.TAKE, Kind.DROP])
+def test_a_message_is_taken_once_and_then_not_dropped(host: TcpTransport, word: Kind) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1|{server.getsockname()[1]}"
+        peer = host.connect(b"tcp0123456789abcdef" + address.encode())
+        dialled, _ = server.accept()
+    with dialled:
+        op = host.send(peer, 5, [memoryview(bytes(64 << 20))])
+        dialled.sendall(frame(Kind.WELCOME) + frame(Kind.TAKE, op=op) + frame(word, op=op))
+        events = until_closed(host, dialled)
+    assert [type(event) for event in events] == [Completed, PeerLost]
+    assert "was not offered" in events[0].error
+
+
 def test_a_peer_cannot_end_what_is_sent_to_another(
     host: TcpTransport, stranger: socket.socket
 ) -> None:
     friend = TcpTransport()
     data = bytes(range(256)) * 256
-    op = host.send(host.connect(friend.describe()), 5, memoryview(data))
+    op = host.send(host.connect(friend.describe()), 5, [memoryview(data)])
     offer = _until(lambda: [e for e in (*host.poll(), *friend.poll()) if isinstance(e, Incoming)])
     hello = frame(Kind.HELLO, host._key + b"tcp0123456789abcdef127.0.0.1|9")
     stranger.sendall(hello + frame(Kind.DROP, op=op))
     assert until_closed(host, stranger) == []
     buffer = memoryview(bytearray(len(data)))
-    friend.receive(offer[0].message, buffer)
+    friend.receive(offer[0].message, [buffer])
     said: list[Event] = []
     until = time.monotonic() + DEADLINE_S
     while len(said) < 2 and time.monotonic() < until:
@@ -156,7 +170,7 @@ def test_the_other_peers_of_a_host_are_not_disturbed_by_strangers(
     peer = friend.connect(host.describe())
     stranger.sendall(bytes(200))
     until_closed(host, stranger)
-    friend.send(peer, 5, memoryview(b"hello"))
+    friend.send(peer, 5, [memoryview(b"hello")])
     said = _until(lambda: [e for e in (*friend.poll(), *host.poll()) if isinstance(e, Incoming)])
     assert said[0].tag == 5
     friend.close()
@@ -168,7 +182,7 @@ def test_a_number_is_never_given_to_a_dead_port() -> None:
     closed.close()
     caller = TcpTransport()
     peer = caller.connect(endpoint)
-    op = caller.send(peer, 1, memoryview(bytes(8)))
+    op = caller.send(peer, 1, [memoryview(bytes(8))])
     events: list[Event] = []
     _until(lambda: events.extend(caller.poll()) or [e for e in events if isinstance(e, PeerLost)])
     assert [e.op for e in events if isinstance(e, Completed)] == [op]
@@ -213,7 +227,7 @@ def test_sockets_of_the_dead_are_swept_and_those_of_the_living_left(tmp_path: Pa
     other = ShmTransport(str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     peer = other.connect(living.describe())
-    other.send(peer, 3, memoryview(b"hello"))
+    other.send(peer, 3, [memoryview(b"hello")])
     _until(lambda: [e for e in (*other.poll(), *living.poll()) if isinstance(e, Incoming)])
     living.close()
     other.close()
@@ -240,7 +254,7 @@ def test_a_pool_that_could_not_be_taken_for_want_of_descriptors_is_asked_for_aga
 def test_a_caller_for_whom_there_is_no_descriptor_waits_and_is_let_in_later() -> None:
     host, caller = TcpTransport(), TcpTransport()
     peer = caller.connect(host.describe())
-    caller.send(peer, 5, memoryview(b"hello"))
+    caller.send(peer, 5, [memoryview(b"hello")])
     polls, until = 0, time.monotonic() + 0.5
     with no_descriptors():
         while (left := until - time.monotonic()) > 0:

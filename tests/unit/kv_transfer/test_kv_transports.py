@@ -4,89 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+from kv_ends import Ends, poll
+from kv_rig import FAKES
 
 from ekiden.core.errors import ReplicaFailed, SetupError
 from kv_transfer.options import PortOptions
-from kv_transfer.poller import Poller
 from kv_transfer.transports import open_transports
-from kv_transfer.transports.base import Completed, Event, Incoming, PeerLost, Transport
-from kv_transfer.transports.mapped_memory import MappedMemoryTransport
+from kv_transfer.transports.base import Completed, Incoming, PeerLost, Transport
 from kv_transfer.transports.memory import Faults, Hub, MemoryTransport
 from kv_transfer.transports.nixl import NixlTransport
 from kv_transfer.transports.shm import ShmTransport
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.ucx import UcxTransport
 
-DEADLINE_S = 10.0
-ARENA_BYTES = 16 << 20
 SIZES = (16, 4096, 65535, 65536, 65537, 3_000_000)
 
 
-class Ends:
-    """Two ends of one wire in one process, polled in turns."""
-
-    def __init__(self, make: Callable[[], Transport]) -> None:
-        self.a, self.b = make(), make()
-        self._arenas: dict[Transport, memoryview] = {}
-        for end in (self.a, self.b):
-            self._arenas[end] = memoryview(bytearray(ARENA_BYTES))
-            end.register(self._arenas[end])
-        self.events: dict[Transport, list[Event]] = {self.a: [], self.b: []}
-        self.to_b = self.a.connect(self.b.describe())
-        self.to_a = self.b.connect(self.a.describe())
-
-    def buffer(self, end: Transport, size: int) -> memoryview:
-        """``size`` bytes of an end's registered memory that nobody else has."""
-        taken, self._arenas[end] = self._arenas[end][:size], self._arenas[end][size:]
-        return taken
-
-    def pattern(self, size: int, seed: int) -> memoryview:
-        """Such bytes of ``a``, filled."""
-        taken = self.buffer(self.a, size)
-        taken[:] = pattern(size, seed)
-        return taken
-
-    @property
-    def open(self) -> list[Transport]:
-        return list(self.events)
-
-    def close(self, end: Transport) -> None:
-        if self.events.pop(end, None) is not None:
-            end.close()
-
-    def wait(self, end: Transport, kind: type[Event], count: int = 1) -> list[Event]:
-        """The next ``count`` events of ``kind`` at ``end``, taken out."""
-        until = time.monotonic() + DEADLINE_S
-        while sum(isinstance(e, kind) for e in self.events[end]) < count:
-            assert time.monotonic() < until, f"only {self.events} came"
-            for other in self.open:
-                self.events[other] += poll(other, 0.005)
-        found = [e for e in self.events[end] if isinstance(e, kind)][:count]
-        for event in found:
-            self.events[end].remove(event)
-        return found
-
-
-def poll(end: Transport, timeout_s: float) -> list[Event]:
-    """What a port does: look, sleep no longer than the wire allows, look again."""
-    if events := end.poll():
-        return events
-    poller = Poller(end.fds)
-    poller.sleep(min(timeout_s, end.idle()))
-    poller.close()
-    return end.poll()
-
-
-@pytest.fixture(params=["memory", "mapped_memory", "ucx", "tcp", "shm", "nixl"])
+@pytest.fixture(params=[*FAKES, "ucx", "tcp", "shm", "nixl"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     hub = Hub()
     makers: dict[str, Callable[[], Transport]] = {
-        "memory": lambda: MemoryTransport(hub),
-        "mapped_memory": lambda: MappedMemoryTransport(hub),
+        **{name: partial(fake, hub) for name, fake in FAKES.items()},
         "ucx": UcxTransport,
         "tcp": TcpTransport,
         "nixl": NixlTransport,
@@ -98,18 +41,12 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     ends.close(ends.b)
 
 
-def pattern(size: int, seed: int) -> memoryview:
-    return memoryview(bytearray((i * 7 + seed * 13) % 251 for i in range(256)) * (size // 256 + 1))[
-        :size
-    ]
-
-
 def deliver(ends: Ends, tag: int, size: int) -> None:
     data, target = ends.pattern(size, tag), ends.buffer(ends.b, size)
-    sent = ends.a.send(ends.to_b, tag, data)
+    sent = ends.a.send(ends.to_b, tag, [data])
     (incoming,) = ends.wait(ends.b, Incoming)
     assert (incoming.tag, incoming.bytes) == (tag, size)
-    received = ends.b.receive(incoming.message, target)
+    received = ends.b.receive(incoming.message, [target])
     assert ends.wait(ends.b, Completed) == [Completed(received, "")]
     assert ends.wait(ends.a, Completed) == [Completed(sent, "")]
     assert target == data
@@ -123,18 +60,18 @@ def test_a_message_arrives_bit_for_bit_under_its_tag(ends: Ends, size: int) -> N
 def test_messages_may_be_received_in_any_order(ends: Ends) -> None:
     data = {tag: ends.pattern(200_000, tag) for tag in range(1, 7)}
     for tag, buffer in data.items():
-        ends.a.send(ends.to_b, tag, buffer)
+        ends.a.send(ends.to_b, tag, [buffer])
     incoming = ends.wait(ends.b, Incoming, 6)
     targets = {i.tag: ends.buffer(ends.b, i.bytes) for i in incoming}
     for i in reversed(incoming):
-        ends.b.receive(i.message, targets[i.tag])
+        ends.b.receive(i.message, [targets[i.tag]])
     assert all(c.error == "" for c in ends.wait(ends.b, Completed, 6))
     assert targets == data
 
 
 @pytest.mark.parametrize("size", [1000, 3_000_000])
 def test_a_discarded_message_ends_and_later_ones_arrive(ends: Ends, size: int) -> None:
-    ends.a.send(ends.to_b, 1, ends.pattern(size, 1))
+    ends.a.send(ends.to_b, 1, [ends.pattern(size, 1)])
     (incoming,) = ends.wait(ends.b, Incoming)
     ends.b.discard(incoming.message)
     ends.wait(ends.a, Completed)
@@ -148,7 +85,7 @@ def test_connecting_twice_is_one_connection(ends: Ends) -> None:
 
 def test_breaking_a_connection_ends_what_is_under_way_at_both_ends(ends: Ends) -> None:
     deliver(ends, 1, 16)
-    sent = ends.a.send(ends.to_b, 2, ends.pattern(3_000_000, 2))
+    sent = ends.a.send(ends.to_b, 2, [ends.pattern(3_000_000, 2)])
     (incoming,) = ends.wait(ends.b, Incoming)
     ends.b.disconnect(ends.to_a)
     assert ends.wait(ends.b, PeerLost)[0].peer == ends.to_a
@@ -157,7 +94,7 @@ def test_breaking_a_connection_ends_what_is_under_way_at_both_ends(ends: Ends) -
     assert failed.op == sent
     assert failed.error
     # The message was announced before the loss; taking it now must end, not hang.
-    ends.b.receive(incoming.message, ends.buffer(ends.b, incoming.bytes))
+    ends.b.receive(incoming.message, [ends.buffer(ends.b, incoming.bytes)])
     assert ends.wait(ends.b, Completed)[0].error
 
 
@@ -174,7 +111,7 @@ def test_after_a_loss_the_same_endpoints_connect_anew(ends: Ends) -> None:
 
 def test_sending_to_a_lost_peer_fails_at_once(ends: Ends) -> None:
     ends.a.disconnect(ends.to_b)
-    op = ends.a.send(ends.to_b, 1, ends.pattern(16, 1))
+    op = ends.a.send(ends.to_b, 1, [ends.pattern(16, 1)])
     (failed,) = ends.wait(ends.a, Completed)
     assert failed.op == op
     assert failed.error
