@@ -74,6 +74,8 @@ class Connection:
         """The other end has shown who it is, or has taken us in."""
         self.passed_fd = -1
         """A descriptor that the end we dialled sent with its welcome; the owner closes it."""
+        self.latest = 0
+        """The number of the message that came last: those of the other end only rise."""
         self.dialled = bool(peer)
         self._out: deque[_Outgoing] = deque()
         self._ahead = memoryview(bytearray(AHEAD_BYTES))

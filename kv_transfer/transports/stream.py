@@ -358,6 +358,9 @@ class StreamTransport:
         self._write(connection)
 
     def _announce(self, connection: Connection, frame: Frame, payload: memoryview | None) -> None:
+        if frame.op <= connection.latest:
+            raise Broken("the other end used the number of a message again")
+        connection.latest = frame.op
         message = next(self._numbers)
         self._messages[message] = Message(connection, frame.op, frame.size, frame.place, payload)
         self._events.append(Incoming(message, frame.tag, frame.size))

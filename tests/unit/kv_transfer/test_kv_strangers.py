@@ -128,6 +128,19 @@ def test_a_peer_that_breaks_the_rules_loses_its_connection(
     assert until_closed(host, stranger) == []
 
 
+def test_a_number_is_not_offered_again_while_its_message_comes(
+    host: TcpTransport, stranger: socket.socket
+) -> None:
+    offer = frame(Kind.OFFER, op=5, size=1 << 20)
+    stranger.sendall(frame(Kind.HELLO, host._key + b"tcp0123456789abcdef127.0.0.1|9") + offer)
+    message = _until(host.poll)[0].message
+    op = host.receive(message, [memoryview(bytearray(1 << 20))])
+    stranger.sendall(offer)
+    (ended,) = until_closed(host, stranger)
+    assert ended.op == op
+    assert "again" in ended.error
+
+
 @pytest.mark.parametrize("word", [Kind.TAKE, Kind.DROP])
 def test_a_message_is_taken_once_and_then_not_dropped(host: TcpTransport, word: Kind) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
