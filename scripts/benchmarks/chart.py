@@ -15,7 +15,10 @@ from benchmarks.results import figure
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 74, 56
 COLOURS = ("#1b6ca8", "#d1495b", "#2e933c", "#edae49", "#6b4e9b", "#555555")
-MARKS = ("circle", "square", "diamond", "triangle", "circle", "square")
+MARKS = ("circle", "square", "diamond", "triangle")
+"""As many with as many colours tell twelve lines apart."""
+LEGEND, LEGEND_ROW = 44, 18
+"""Where its first row is, and how far the next one is from it."""
 TICKS = 5
 MARK_SIZE = 4.5
 
@@ -103,12 +106,15 @@ def _frame(title: str, x_name: str, y_name: str, top: float) -> list[str]:
 
 
 def _legend(names: Sequence[str]) -> list[str]:
-    parts, x = [], float(LEFT)
+    parts, x, y = [], float(LEFT), LEGEND
     for number, name in enumerate(names):
+        wide = 40 + 6.8 * len(name)
+        if x + wide > WIDTH and x > LEFT:
+            x, y = float(LEFT), y + LEGEND_ROW
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(_mark(MARKS[number % len(MARKS)], x + 5, 44, colour))
-        parts.append(_text(x + 16, 48, name, anchor="start"))
-        x += 40 + 6.8 * len(name)
+        parts.append(_mark(MARKS[number % len(MARKS)], x + 5, y, colour))
+        parts.append(_text(x + 16, y + 4, name, anchor="start"))
+        x += wide
     return parts
 
 

@@ -43,3 +43,20 @@ def test_bars_are_as_high_as_their_values_and_say_them(tmp_path: Path):
     heights = [float(r.attrib["height"]) for r in root.iter(f"{SVG}rect")][1:]
     assert [round(h / heights[0], 1) for h in heights] == [1.0, 2.0, 4.0, 0.5]
     assert {"10.0", "40.0", "20.0", "5.00"} <= {t.text for t in root.iter(f"{SVG}text")}
+
+
+def test_ten_lines_are_all_named_inside_the_picture_and_no_two_look_alike(tmp_path: Path):
+    path = tmp_path / "lines.svg"
+    series = {f"p-{n} rank 0": [(0, 1.0), (1, 1.0 + n)] for n in range(10)}
+    chart.lines(path, "t", "x", "y", series, doubling=False)
+    root = ET.parse(path).getroot()
+    names = [t for t in root.iter(f"{SVG}text") if t.text in series]
+    assert len(names) == 10
+    for name in names:
+        assert float(name.attrib["x"]) + 6.5 * len(name.text) < chart.WIDTH
+        assert float(name.attrib["y"]) < chart.TOP
+    looks = {
+        (chart.COLOURS[n % len(chart.COLOURS)], chart.MARKS[n % len(chart.MARKS)])
+        for n in range(len(series))
+    }
+    assert len(looks) == 10
