@@ -135,7 +135,7 @@ class DecodeCore(ReplicaCore):
         if self.sessions.sending.asked_tokens(session) > reservation.held_tokens:
             self.fail_session(session, "decode does not hold so much of the prefix")
         else:
-            self.say_computed(session, reservation.blocks)
+            self.say_computed(session, reservation.blocks, held=True)
             self.pump.pump()
         return session
 

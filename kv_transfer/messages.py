@@ -117,12 +117,13 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True, tag="computed"):
-    """To a prefill port: positions [0, end) of a session are in the cache, by no step of an engine;
-    for measuring a wire."""
+    """To a sending port: positions [0, end) of a session are in the cache, by no step of an engine.
+    ``held``: the blocks stay as they are until the last word. Else others may write there."""
 
     session: int
     end: int
     blocks: tuple[int, ...]
+    held: bool
 
 
 class ReadBlock(msgspec.Struct, frozen=True, kw_only=True, tag="read"):

@@ -40,6 +40,7 @@ class _Sending:
         self.segments = reshard.segments(order.start, order.end, order.segment_tokens)
         self.computed = 0
         self.blocks: Sequence[int] = ()
+        self.held = True
         self.said_at = float("-inf")
 
 
@@ -62,11 +63,12 @@ class Outbound(Direction[_Sending]):
         self._begin(_Sending(order, wire, lanes, ledger))
         self._finish_if_done(order.session)
 
-    def computed(self, session: int, end: int, blocks: Sequence[int]) -> None:
-        """Positions [0, end) are in the cache at ``blocks``, and stay there until the last word."""
+    def computed(self, session: int, end: int, blocks: Sequence[int], *, held: bool = True) -> None:
+        """Positions [0, end) are in the cache at ``blocks``, and stay there until the last word
+        if they are ``held``."""
         if (sending := self._sessions.get(session)) is None:
             return
-        sending.computed, sending.blocks = end, blocks
+        sending.computed, sending.blocks, sending.held = end, blocks, held
         self._tell(sending)
 
     def arrival(self, wire: Wire, message: Incoming) -> None:
@@ -129,7 +131,8 @@ class Outbound(Direction[_Sending]):
         slots = sending.wire.slots
         slot, wire_tag = slots.take(), self._tag(order, lane.next)
         sending.ledger.started()
-        pieces = self._in_place.pieces(part) if sending.wire.transport.in_place else None
+        straight = sending.wire.transport.in_place and sending.held
+        pieces = self._in_place.pieces(part) if straight else None
         if pieces is None:
             gather(self._cache, part, slots.tensor(slot, payload))
         message = slots.message(slot, payload, pieces)

@@ -238,7 +238,7 @@ class Port:
             elif isinstance(order, ReadBlock):
                 self._read(order)
             elif isinstance(order, Computed):
-                self.outbound.computed(order.session, order.end, order.blocks)
+                self.outbound.computed(order.session, order.end, order.blocks, held=order.held)
             elif isinstance(order, OpenReceive):
                 self.inbound.open(order)
             else:

@@ -102,7 +102,7 @@ class PrefillCore(ReplicaCore):
         count = -(-tokens // self.me.kv.block_size)
         if count > self.replica.executor.num_blocks:
             raise BadRequest(f"{tokens} positions are more than this replica's KV cache has")
-        self.say_computed(session, range(count))
+        self.say_computed(session, range(count), held=False)
 
     def _tell(self, local_id: str, happening: Happening) -> None:
         if inbox := self._inboxes.get(local_id):

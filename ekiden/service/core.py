@@ -72,10 +72,11 @@ class ReplicaCore(ABC):
         self.sessions.fail(session, reason)
         self.pump.pump()
 
-    def say_computed(self, session: int, blocks: Sequence[int]) -> None:
-        """Have the ranks send a session's KV out of ``blocks``, without a step that computes it."""
+    def say_computed(self, session: int, blocks: Sequence[int], *, held: bool) -> None:
+        """Have the ranks send a session's KV out of ``blocks``, without a step that computes it.
+        ``held``: nobody else writes there meanwhile."""
         end = self.sessions.sending.asked_tokens(session)
-        command = Computed(session=session, end=end, blocks=tuple(blocks))
+        command = Computed(session=session, end=end, blocks=tuple(blocks), held=held)
         self.replica.executor.send_port(encode(command), None)
 
     async def audit(self) -> tuple[BlockBooks, ReplicaStats]:

@@ -7,7 +7,7 @@ import queue
 
 import pytest
 import torch
-from kv_rig import EMPTY, Pair, describe, empty_cache, layout, read, truth, write
+from kv_rig import EMPTY, FAKES, Pair, describe, empty_cache, layout, read, truth, write
 
 from ekiden.cache.tensors import allocate_shared_cache
 from ekiden.core.clock import ManualClock, MonotonicClock
@@ -19,6 +19,7 @@ from kv_transfer.messages import (
     Aborted,
     BlockRead,
     Broken,
+    Computed,
     ReadBlock,
     TransferLimits,
     decode_event,
@@ -62,6 +63,25 @@ def test_many_hand_offs_share_few_slots_and_all_arrive() -> None:
     p.run(1000)
     assert sum(isinstance(e, Arrived) for e in p.received_events) == 20
     assert all(p.equal(send, blocks, 90) for send, blocks in sends)
+
+
+@pytest.mark.parametrize("wire", ["memory", "in_place_memory"])
+def test_blocks_that_nobody_holds_may_change_while_their_kv_is_under_way(wire: str) -> None:
+    """As those that are sent to measure a wire: what was there once arrives, and it has its sum."""
+    hub, kv = Hub(), layout()
+    p = Pair(kv, kv, lambda rank: FAKES[wire](hub), wire=wire)
+    _, offer = p.receiving.open("r", p.prefill.me, 0, 64, [4, 5, 6, 7], wire)
+    send = p.sending.open(offer, p.decode.me)
+    write(p.prefill.caches[0], kv, 0, [0, 1, 2, 3], 64, seed=send)
+    told = Computed(session=send, end=64, blocks=(0, 1, 2, 3), held=False)
+    p.prefill.send_port(encode(told), None)
+    p.prefill.deliver()
+    while p.prefill.ports[0].step(0.0):
+        pass
+    p.prefill.caches[0].fill_(7.0)
+    p.run()
+    assert [type(event) for event in p.received_events] == [Arrived, Drained]
+    assert p.equal(send, [4, 5, 6, 7], 64)
 
 
 def test_one_peer_cannot_take_all_the_slots() -> None:
