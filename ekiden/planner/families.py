@@ -59,7 +59,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Inner width of the shared expert; ``n_shared_experts`` counts experts of the routed width."""
     shared_gate: bool = False
     position_offset: int = 0
-    """Rows that a table of learned positions has beyond ``max_position_embeddings``; 0: no table."""
+    """Rows of a table of learned positions beyond ``max_position_embeddings``; 0: no table."""
 
 
 def _always(fields: Fields, layer: int) -> bool:

@@ -68,7 +68,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
         return max((x.mlp.experts for x in self.layers if isinstance(x.mlp, Moe)), default=0)
 
     def ends(self) -> list[Matrix]:
-        """What is outside of the layers: embedding, positions, final norm, head (if it is its own)."""
+        """What is outside of the layers: embedding, positions, final norm, a head of its own."""
         found = column("embed_tokens", EMBEDDING, self.vocab, self.hidden, VOCAB)
         if self.learned_positions:
             found.append(whole("positions", "norm", self.learned_positions, self.hidden))

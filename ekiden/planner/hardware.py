@@ -48,7 +48,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def memory_bytes(self) -> int:
-        """What an engine finds on the card: visible memory, or nominal less what is usually hidden."""
+        """What an engine finds on the card: visible, or nominal less what is usually hidden."""
         return int((self.visible_gib or self.memory_gib * (1 - HIDDEN_SHARE)) * GIB)
 
     @property

@@ -55,8 +55,8 @@ def check_layout(geometry: Geometry, layout: Layout, *, tp_divides: bool = False
         below = max(n for n in range(1, layout.tp) if heads % n == 0)
         above = min(n for n in range(layout.tp, heads + 1) if heads % n == 0)
         raise SetupError(
-            f"TP {layout.tp} does not divide the {heads} query heads of {geometry.name}, which this "
-            f"engine needs: choose {below} or {above}"
+            f"TP {layout.tp} does not divide the {heads} query heads of {geometry.name}, which "
+            f"this engine needs: choose {below} or {above}"
         )
     if layout.pp > len(geometry.layers):
         raise SetupError(

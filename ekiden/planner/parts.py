@@ -44,7 +44,7 @@ def column(
 def row(
     name: str, part: str, rows: int, cols: int, cut: str, *, bias: bool = False
 ) -> list[Matrix]:
-    """Inputs cut; the bias is added once, after the sum, so that each rank has room for all of it."""
+    """Inputs cut; the bias is added once, after the sum, and each rank has room for all of it."""
     weight = Matrix(name=name, part=part, rows=rows, cols=cols, cut=cut, axis=1)
     return [weight, Matrix(name=f"{name}.bias", part="bias", rows=rows)][: 1 + bias]
 
@@ -61,7 +61,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int
     head_dim: int
     window: int = 0
-    """Last positions that a token sees, itself included; 0 for all (a local chunk counts so too)."""
+    """Last positions that a token sees, itself included; 0 for all. A local chunk counts so too."""
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: str = ""
@@ -97,7 +97,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values from one vector."""
+    """Multi-head latent attention (arXiv:2405.04434): keys and values come from one vector."""
 
     heads: int
     q_rank: int

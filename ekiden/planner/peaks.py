@@ -65,7 +65,7 @@ def _inner(layer: Layer, hidden: int, layout: Layout) -> int:
 
 
 def ours(asked: Asked) -> Peak:
-    """This engine on a card: what ``ekiden.engine.activations`` foretells before a replica starts."""
+    """This engine on a card: what ``ekiden.engine.activations`` foretells before a start."""
     layer = max(_our_layer(asked, layer) for layer in asked.geometry.layers) + _our_links(asked)
     logits = _our_logits(asked)
     if layer >= logits + _our_links(asked):

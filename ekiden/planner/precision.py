@@ -66,42 +66,42 @@ def _float(name: str) -> WeightFormat:
     )
 
 
-_MX = {"bits": 4, "group": 32, "scale_bits": 8, "source": "OCP Microscaling Formats 1.0"}
-_GROUPED = {"bits": 4, "group": 128}
+_FP8 = WeightFormat(
+    name="fp8", bits=8, scale_bits=32, source="llm-compressor FP8-dynamic: a scale a row"
+)
+_GROUPED = WeightFormat(
+    name="awq", bits=4, group=128, scale_bits=20, source="AWQ, arXiv:2306.00978"
+)
+_MX = WeightFormat(
+    name="mxfp4", bits=4, group=32, scale_bits=8, source="OCP Microscaling Formats 1.0"
+)
+_as = msgspec.structs.replace
 _FORMATS = (
     *map(_float, FLOATS),
-    WeightFormat(
-        name="fp8", bits=8, scale_bits=32, source="llm-compressor FP8-dynamic: a scale a row"
-    ),
-    WeightFormat(
+    _FP8,
+    _as(
+        _FP8,
         name="fp8-block",
-        bits=8,
         group=128,
         group_rows=128,
-        scale_bits=32,
         source="DeepSeek-V3, arXiv:2412.19437 section 3.3: blocks of 128 x 128",
     ),
-    WeightFormat(
+    _as(
+        _FP8,
         name="fp8-mlp-only",
-        bits=8,
-        scale_bits=32,
         parts=frozenset({"mlp", "shared", "expert"}),
         ends_wide=True,
         source="Llama 3, arXiv:2407.21783 section 6.2: attention, first and last layer stay bf16",
     ),
-    WeightFormat(name="int8", bits=8, scale_bits=32, source="one scale a row"),
-    WeightFormat(name="w8a8", bits=8, scale_bits=32, source="llm-compressor W8A8: a scale a row"),
-    WeightFormat(
-        name="int4", scale_bits=32, **_GROUPED, source="groups of 128, scale and minimum fp16"
-    ),
-    WeightFormat(name="w4a16", scale_bits=16, **_GROUPED, source="compressed-tensors, symmetric"),
-    WeightFormat(name="awq", scale_bits=20, **_GROUPED, source="AWQ, arXiv:2306.00978"),
-    WeightFormat(name="gptq", scale_bits=20, **_GROUPED, source="GPTQ, arXiv:2210.17323"),
-    WeightFormat(
-        name="nvfp4", bits=4, group=16, scale_bits=8, source="NVIDIA NVFP4: an fp8 scale for 16"
-    ),
-    WeightFormat(name="mxfp4", **_MX),
-    WeightFormat(name="mxfp4-moe", parts=frozenset({"expert"}), **_MX),
+    _as(_FP8, name="int8", source="one scale a row"),
+    _as(_FP8, name="w8a8", source="llm-compressor W8A8: a scale a row"),
+    _as(_GROUPED, name="int4", scale_bits=32, source="groups of 128, scale and minimum fp16"),
+    _as(_GROUPED, name="w4a16", scale_bits=16, source="compressed-tensors, symmetric"),
+    _GROUPED,
+    _as(_GROUPED, name="gptq", source="GPTQ, arXiv:2210.17323"),
+    _as(_MX, name="nvfp4", group=16, source="NVIDIA NVFP4: an fp8 scale for 16 numbers"),
+    _MX,
+    _as(_MX, name="mxfp4-moe", parts=frozenset({"expert"})),
 )
 FORMATS = {found.name: found for found in _FORMATS}
 _ALIASES = {

@@ -92,8 +92,8 @@ def _ekiden(card: Card, longest: int) -> Resolved:
 
 
 SORTED_LOGIT = 38.25
-"""Bytes of a logit at the peak of a sampler that sorts: 16-bit and float32 logits, sorted values and
-their int64 places, a mask, probabilities, their sum, noise. vLLM's logs give 38.2-38.4."""
+"""Bytes of a logit at the peak of a sampler that sorts: 16-bit and float32 logits, sorted values
+and their int64 places, a mask, probabilities, their sum, noise. vLLM's logs give 38.2-38.4."""
 UNSORTED_LOGIT = SORTED_LOGIT - 8 - 1
 """Without the sort's places and mask: kernels that search a threshold (vLLM pull request 33538)."""
 _VLLM_HOLDING = Holding(

@@ -15,8 +15,9 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.planner.fit import fits
 from ekiden.planner.hardware import GIB
+from ekiden.planner.layout import check_layout
 from ekiden.planner.memory import memory
-from ekiden.planner.score_rows import MEASURED_TERMS, Row, read, replica
+from ekiden.planner.score_rows import MEASURED_TERMS, Row, loaded, read, replica
 from ekiden.planner.weights import rank_weights
 
 KV, WEIGHTS, FIT = "kv_capacity", "weights", "fit"
@@ -124,9 +125,10 @@ def _check_sum(row: Row, usable: int) -> None:
 
 
 def _weights(row: Row) -> Judged:
-    asked, measured = replica(row), row.number("weights_gib_per_gpu")
+    asked, measured = loaded(row), row.number("weights_gib_per_gpu")
     if not measured:
         raise SetupError("weights_gib_per_gpu is 0")
+    check_layout(asked.geometry, asked.layout, tp_divides=asked.profile.tp_divides)
     ranks = rank_weights(asked.geometry, asked.layout, asked.weights, asked.profile.holding)
     return _compared(row, WEIGHTS, measured, max(ranks) / GIB, "GiB")
 

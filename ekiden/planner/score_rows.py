@@ -14,11 +14,12 @@ import msgspec
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.catalogue import by_name
+from ekiden.planner.geometry import Geometry
 from ekiden.planner.hardware import GIB, gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, card_of
-from ekiden.planner.precision import UNKNOWN, weight_format
+from ekiden.planner.precision import UNKNOWN, WeightFormat, weight_format
 from ekiden.planner.profiles import Card, Profile, profile
 
 COLUMNS = (
@@ -86,8 +87,17 @@ def read(file: Path) -> list[Row]:
     return rows
 
 
-def replica(row: Row) -> Replica:
-    """The replica that a row measured.
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row measured, whatever the card."""
+
+    geometry: Geometry
+    layout: Layout
+    weights: WeightFormat
+    profile: Profile
+
+
+def loaded(row: Row) -> Loaded:
+    """The model as the row's engine held it.
 
     Raises:
         SetupError: the row does not say enough, or says what the planner does not know: the reason
@@ -99,13 +109,23 @@ def replica(row: Row) -> Replica:
         raise SetupError(f"a vision tower was loaded too, which {geometry.name} has not")
     if not row.text("weights_quant"):
         raise SetupError("weights_quant is not stated")
-    engine = engine_profile(row)
-    block = row.count("block_size") or engine.block_size
-    return Replica(
+    return Loaded(
         geometry=geometry,
-        card=card(row),
         layout=Layout(**{name: row.count(name) or 1 for name in ("tp", "pp", "dp", "ep")}),
         weights=weight_format(row.text("weights_quant")),
+        profile=engine_profile(row),
+    )
+
+
+def replica(row: Row) -> Replica:
+    """The whole replica that a row measured. Raises SetupError as ``loaded`` and ``card``."""
+    found = loaded(row)
+    block = row.count("block_size") or found.profile.block_size
+    return Replica(
+        geometry=found.geometry,
+        card=card(row),
+        layout=found.layout,
+        weights=found.weights,
         kv_dtype=row.text("kv_dtype") or "auto",
         limits=Limits(
             max_model_len=row.count("max_model_len"),
@@ -113,12 +133,16 @@ def replica(row: Row) -> Replica:
             chunk=row.count("max_batched_tokens"),
             utilization=row.number("gpu_mem_util"),
         ),
-        profile=msgspec.structs.replace(engine, block_size=block),
+        profile=msgspec.structs.replace(found.profile, block_size=block),
     )
 
 
 def card(row: Row) -> Card:
-    """The card's memory as the row states it, or as the table of GPUs has it."""
+    """The card's memory as the row states it, or as the table of GPUs has it.
+
+    Raises:
+        SetupError: it states none, and no such GPU is known.
+    """
     name, stated = row.text("gpu"), row.number("gpu_total_gib")
     if stated is not None:
         return Card(name=name, memory_bytes=int(stated * GIB))
