@@ -11,8 +11,15 @@ from ekiden.parallel.split import even_split, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Resolved
-from ekiden.planner.parts import Attention, Layer, Moe
-from ekiden.planner.precision import KV_BYTES
+from ekiden.planner.parts import (
+    AnyAttention,
+    Attention,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Moe,
+)
+from ekiden.planner.precision import KV_BYTES, SCALE_BYTES
 
 ACTIVATION_BYTES = 2
 """Of a number of a hidden state: engines compute in 16 bits, whatever form weights have."""
@@ -80,19 +87,40 @@ _SLOT = 4 << 20
 
 
 def _our_layer(asked: Asked, layer: Layer) -> int:
-    attention, limits, tp = layer.attention, asked.limits, asked.layout.tp
+    tokens, width = asked.limits.chunk, ACTIVATION_BYTES
+    stream = 3 * tokens * asked.geometry.hidden * width
+    inner = _part(layer.mlp.inner, asked.layout.tp, asked.tp_rank)
+    times = layer.mlp.top_k if isinstance(layer.mlp, Moe) else 1
+    q, qkv = _widths(layer.attention, asked)
+    # Queries are rotated in float32: the product and both of its terms.
+    attended = tokens * (qkv + 2 * q) * width + 3 * tokens * q * 4
+    attended += _our_gathered(layer.attention, asked)
+    return stream + max(attended, 4 * tokens * inner * times * width)
+
+
+def _widths(attention: AnyAttention, asked: Asked) -> tuple[int, int]:
+    """Numbers of a token in the queries of a rank, and in its queries, keys and values."""
+    tp, rank = asked.layout.tp, asked.tp_rank
+    if isinstance(attention, LinearAttention):
+        channels = _part(attention.channels, tp, rank)
+        return _part(attention.key_heads * attention.key_dim, tp, rank), channels
+    if isinstance(attention, LatentAttention):
+        heads = _part(attention.heads, tp, rank)
+        q = heads * (attention.nope_dim + attention.rope_dim)
+        return q, 2 * q + heads * attention.v_dim
+    shares = head_split(attention.heads, attention.kv_heads, tp)[rank]
+    q = shares.num_q * attention.head_dim
+    return q, q + 2 * shares.num_kv * attention.head_dim
+
+
+def _our_gathered(attention: AnyAttention, asked: Asked) -> int:
+    """One layer's keys and values of the longest sequence, as plain attention gathers them."""
     if not isinstance(attention, Attention):
         return 0
-    heads = head_split(attention.heads, attention.kv_heads, tp)[asked.tp_rank]
-    tokens, hidden, width = limits.chunk, asked.geometry.hidden, 2
-    q = heads.num_q * attention.head_dim
-    qkv = q + 2 * heads.num_kv * attention.head_dim
-    scale = 4 if KV_BYTES[asked.kv_dtype] == 1 else 0
+    heads = head_split(attention.heads, attention.kv_heads, asked.layout.tp)[asked.tp_rank]
+    scale = SCALE_BYTES if KV_BYTES[asked.kv_dtype] == 1 else 0
     row = attention.head_dim * KV_BYTES[asked.kv_dtype] + scale
-    gathered = min(limits.max_model_len, _GATHERED) * 2 * heads.num_kv * row
-    inner = _part(layer.mlp.inner, tp, asked.tp_rank)
-    attended = tokens * (qkv + 2 * q) * width + 3 * tokens * q * 4 + gathered
-    return 3 * tokens * hidden * width + max(attended, 4 * tokens * inner * width)
+    return min(asked.limits.max_model_len, _GATHERED) * 2 * heads.num_kv * row
 
 
 def _our_logits(asked: Asked) -> int:

@@ -137,6 +137,8 @@ def weight_format(name: str) -> WeightFormat:
 
 KV_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
 """Of one element of a KV cache."""
+SCALE_BYTES = 4
+"""Of the float32 that this engine keeps behind each key and value of single bytes."""
 _KV_ALIASES = {"auto": "bf16", "fp8-e4m3": "fp8", "fp8-e5m2": "fp8", **_ALIASES}
 
 

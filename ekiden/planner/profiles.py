@@ -16,6 +16,7 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.hardware import GIB
 from ekiden.planner.limits import Resolved
 from ekiden.planner.peaks import Asked, Peak, chunk_or_sampler, ours
+from ekiden.planner.precision import SCALE_BYTES
 from ekiden.planner.weights import Holding
 
 MIB = 1 << 20
@@ -134,7 +135,7 @@ PROFILES = {
             context=700 * MIB,
             communication=0,
             tp_divides=False,
-            kv_scale_bytes=4,
+            kv_scale_bytes=SCALE_BYTES,
         ),
         _VLLM,
         msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Geometry out of a config: every parameter counted, against the papers and against transformers."""
+"""Geometry out of a config: every parameter counted, against papers and transformers."""
 
 import pytest
 

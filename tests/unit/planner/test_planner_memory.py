@@ -14,7 +14,10 @@ from ekiden.planner.precision import weight_format
 from ekiden.planner.profiles import PROFILES, profile
 
 
-def replica(model: str, card: str, weights: str = "bf16", layout: Layout = Layout(), **limits):
+ONE = Layout()
+
+
+def replica(model: str, card: str, weights: str = "bf16", layout: Layout = ONE, **limits):
     return Replica(
         geometry=by_name(model),
         card=card_of(gpu(card)),
