@@ -58,6 +58,7 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
     Raises:
         SetupError: what was asked for cannot be at all (a layout, a limit, a dtype).
     """
+    _check_length(replica)
     found = memory(replica)
     lacking = [rank for rank in found.ranks if _breaks(rank, found, sequences)]
     rank = min(lacking, key=lambda rank: rank.kv) if lacking else found.ranks[found.tightest]
@@ -85,8 +86,18 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
     )
 
 
+def _check_length(replica: Replica) -> None:
+    """No memory makes a model see further than it has positions."""
+    asked, reach = replica.resolved.max_model_len, replica.geometry.max_positions
+    if asked > reach:
+        raise SetupError(
+            f"max_model_len {asked} is more than the {reach} positions of {replica.geometry.name}: "
+            f"choose 1 to {reach}, or set RoPE scaling in its config.json"
+        )
+
+
 def fits(replica: Replica, sequences: int = 1) -> bool:
-    """The bare answer; raises as ``fit``."""
+    """The bare answer, whatever positions the model has; raises as ``memory``."""
     found = memory(replica)
     return not any(_breaks(rank, found, sequences) for rank in found.ranks)
 

@@ -142,6 +142,7 @@ def _sum(replica: Replica, index: int, weights: int, shape: RankKv) -> RankSum:
         )
     )
     total = replica.card.memory_bytes
+    links = profile.communication if replica.card.nvlink else profile.communication_pcie
     return RankSum(
         total=total,
         usable=int(total * limits.utilization),
@@ -149,7 +150,7 @@ def _sum(replica: Replica, index: int, weights: int, shape: RankKv) -> RankSum:
         activations=peak.activations,
         sampler=peak.sampler,
         context=profile.context,
-        communication=profile.communication if layout.gpus > 1 else 0,
+        communication=links if layout.gpus > 1 else 0,
         graphs=profile.graphs,
         shape=shape,
     )
@@ -157,7 +158,7 @@ def _sum(replica: Replica, index: int, weights: int, shape: RankKv) -> RankSum:
 
 def card_of(gpu: Gpu) -> Card:
     """A card of the table, as an engine finds it."""
-    return Card(name=gpu.name, memory_bytes=gpu.memory_bytes)
+    return Card(name=gpu.name, memory_bytes=gpu.memory_bytes, nvlink=gpu.has_nvlink)
 
 
 def show(size: int) -> str:

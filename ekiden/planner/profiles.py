@@ -27,6 +27,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     memory_bytes: int
+    nvlink: bool = True
+    """Whether cards of a host have a faster way to one another than PCIe."""
 
 
 Defaults = Callable[[Card, int], Resolved]
@@ -45,7 +47,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a rank that no tensor has: CUDA context, kernels, cuBLAS, as far as the engine
     counts them against its share of the card."""
     communication: int
-    """The same of a rank that has peers: NCCL's buffers and those of an engine's own all-reduce."""
+    """The same of a rank that has peers over NVLink: NCCL's buffers, those of NVLS and of an
+    engine's own all-reduce."""
+    communication_pcie: int
+    """The same over PCIe: NCCL's alone, since the other two want NVLink (vLLM switches its own
+    all-reduce off there)."""
     tp_divides: bool
     """Query heads must divide by TP."""
     block_size: int = 16
@@ -112,6 +118,7 @@ _VLLM = Profile(
     holding=_VLLM_HOLDING,
     context=100 * MIB,
     communication=400 * MIB,
+    communication_pcie=100 * MIB,
     tp_divides=True,
 )
 _OLD = msgspec.structs.replace(
@@ -134,6 +141,7 @@ PROFILES = {
             holding=Holding(),
             context=700 * MIB,
             communication=0,
+            communication_pcie=0,
             tp_divides=False,
             kv_scale_bytes=SCALE_BYTES,
         ),

@@ -23,19 +23,11 @@ from ekiden.planner.precision import UNKNOWN, WeightFormat, weight_format
 from ekiden.planner.profiles import Card, Profile, profile
 
 COLUMNS = (
-    *("id", "kind", "model", "weights_quant", "kv_dtype", "gpu", "n_gpus", "engine"),
+    *("id", "kind", "model", "weights_quant", "kv_dtype", "gpu", "interconnect", "engine"),
     *("engine_version", "tp", "pp", "dp", "ep", "gpu_mem_util", "max_model_len"),
     *("max_batched_tokens", "max_num_seqs", "gpu_total_gib", "weights_gib_per_gpu"),
-    *(
-        "activation_gib",
-        "nontorch_gib",
-        "kv_gib_per_gpu",
-        "kv_tokens",
-        "block_size",
-        "outcome",
-        "quality",
-        "meaning",
-    ),
+    *("activation_gib", "nontorch_gib", "kv_gib_per_gpu", "kv_tokens", "block_size"),
+    *("outcome", "quality", "meaning"),
 )
 """That scoring reads; others may be there too."""
 
@@ -144,9 +136,11 @@ def card(row: Row) -> Card:
         SetupError: it states none, and no such GPU is known.
     """
     name, stated = row.text("gpu"), row.number("gpu_total_gib")
+    nvlink = "pcie" not in row.text("interconnect").lower()
     if stated is not None:
-        return Card(name=name, memory_bytes=int(stated * GIB))
-    return card_of(gpu(name))
+        return Card(name=name, memory_bytes=int(stated * GIB), nvlink=nvlink)
+    known = card_of(gpu(name))
+    return msgspec.structs.replace(known, nvlink=known.nvlink and nvlink)
 
 
 _MINOR = re.compile(r"\b0\.(\d+)(x?)(?:\.(\d+))?")

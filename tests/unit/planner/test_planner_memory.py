@@ -13,7 +13,6 @@ from ekiden.planner.memory import Replica, card_of, memory
 from ekiden.planner.precision import weight_format
 from ekiden.planner.profiles import PROFILES, profile
 
-
 ONE = Layout()
 
 
@@ -174,3 +173,16 @@ def test_gpus_go_by_their_usual_names():
     }
     assert {name: gpu(name).name for name in names} == names
     assert all(card.memory_bytes <= 1.03 * card.memory_gib * GIB for card in gpus())
+
+
+def test_a_context_beyond_the_models_positions_is_refused():
+    with pytest.raises(SetupError, match="max_model_len 1000000 is more than the 131072 positions"):
+        fit(replica("Llama-3.1-8B", "H100", max_model_len=1_000_000))
+
+
+def test_links_without_nvlink_take_less_and_one_card_takes_none():
+    def links(card: str, tp: int) -> int:
+        return memory(replica("Llama-3.1-8B", card, layout=Layout(tp=tp))).ranks[0].communication
+
+    assert 0 < links("L40S", 2) < links("H100", 2)
+    assert links("L40S", 1) == links("H100", 1) == 0
