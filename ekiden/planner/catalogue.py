@@ -1,0 +1,92 @@
+"""Models by name: the shipped table of configs (``models.toml``)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.geometry import Geometry, from_config, from_path
+
+_SUFFIXES = ("instruct", "chat", "base", "hf", "it", "pt", "fp8", "awq", "gptq", "bf16")
+"""What a hub name says of training or storage, and not of shape."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One shape of the table and every name that it goes by."""
+
+    name: str
+    source: str
+    """Repository on the hub whose config.json it is."""
+    config: dict[str, Any]
+    aliases: tuple[str, ...] = ()
+    tower_parameters: int = 0
+    """Of the checkpoint's vision tower and projector: its parameters less those of the text."""
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: tuple[Entry, ...]
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """The whole table, in its order."""
+    with (Path(__file__).parent / "models.toml").open("rb") as file:
+        return msgspec.convert(tomllib.load(file), _Table).model
+
+
+@cache
+def _by_name() -> dict[str, Entry]:
+    return {
+        plain(name): entry
+        for entry in entries()
+        for name in (entry.name, entry.source, *entry.aliases)
+    }
+
+
+def plain(name: str) -> str:
+    """What is compared: no owner, no remark in brackets, no suffix of training or storage."""
+    text = re.sub(r"\s*\(.*?\)", "", name).strip().rsplit("/", 1)[-1]
+    words = re.split(r"[-_\s]+", text.lower())
+    while len(words) > 1 and words[-1] in _SUFFIXES:
+        words.pop()
+    return "-".join(words)
+
+
+def by_name(name: str) -> Geometry:
+    """The geometry of a model of the table, under its name there.
+
+    Raises:
+        SetupError: no such model; the message has the nearest names.
+    """
+    entry = _by_name().get(plain(name))
+    if entry is None:
+        raise SetupError(
+            f"model {name!r} is not in the planner's table: nearest are {nearest(name)}; or give "
+            "a config.json, or the directory of a model"
+        )
+    found = from_config(entry.config, entry.name)
+    return msgspec.structs.replace(found, tower_parameters=entry.tower_parameters)
+
+
+def nearest(name: str) -> str:
+    """Up to three names of the table that look like ``name``, with commas between."""
+    wanted, names = plain(name), {plain(e.name): e.name for e in entries()}
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.0)
+    return ", ".join(names[found] for found in close)
+
+
+def geometry(model: str) -> Geometry:
+    """Of a directory, a ``config.json``, or a name of the table: a path that exists wins.
+
+    Raises:
+        SetupError: it is none of these, or the config cannot be read.
+    """
+    path = Path(model)
+    return from_path(path) if path.exists() else by_name(model)

@@ -1,0 +1,324 @@
+"""What each ``model_type`` of a ``config.json`` is made of: a table, read by one function.
+
+Defaults are those that transformers fills in where a file is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.models.fields import Fields
+from ekiden.planner.parts import (
+    AnyAttention,
+    Attention,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mlp,
+    Moe,
+)
+
+Slides = Callable[[Fields, int], bool]
+"""Whether a layer sees a window only, where the file has no ``layer_types``."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: in which ways a family is not plain Llama."""
+
+    defaults: dict[str, Any] = {}
+    qkv_bias: bool | None = None
+    """None: as ``attention_bias`` says, and then of the output projection too."""
+    o_bias: bool | None = None
+    qk_norm: str = ""
+    norms: int = 2
+    final_norms: int = 1
+    gated: bool = True
+    mlp_bias: bool = False
+    """Whatever ``mlp_bias`` says."""
+    sinks: bool = False
+    output_gate: bool = False
+    latent: bool = False
+    slides: Slides | None = None
+    """None: every layer sees everything."""
+    window_field: str = "sliding_window"
+    inner_field: str = "intermediate_size"
+    dense_inner_field: str = "intermediate_size"
+    """Of the dense layers of a MoE model."""
+    experts_field: str = ""
+    """Empty: a dense model."""
+    moe_inner_field: str = "moe_intermediate_size"
+    is_sparse: Slides = lambda fields, layer: True
+    """Whether a layer of a MoE model has experts."""
+    expert_bias: bool = False
+    correction_bias: bool = False
+    shared_field: str = ""
+    """Inner width of the shared expert; ``n_shared_experts`` counts experts of the routed width."""
+    shared_gate: bool = False
+    position_offset: int = 0
+    """Rows of a table of learned positions beyond ``max_position_embeddings``; 0: no table."""
+
+
+def _always(fields: Fields, layer: int) -> bool:
+    return True
+
+
+def _qwen_slides(fields: Fields, layer: int) -> bool:
+    return bool(fields.get("use_sliding_window")) and layer >= fields.get("max_window_layers", 0)
+
+
+def _all_but_every(name: str, default: int) -> Slides:
+    """Every so many layers, counted from one, a layer sees everything."""
+
+    def slides(fields: Fields, layer: int) -> bool:
+        return (layer + 1) % fields.positive(name, default) != 0
+
+    return slides
+
+
+def _even(fields: Fields, layer: int) -> bool:
+    return layer % 2 == 0
+
+
+def _llama4_local(fields: Fields, layer: int) -> bool:
+    """Layers with rotation attend within chunks; those without (every fourth) to everything."""
+    given = fields.get("no_rope_layers")
+    return bool(given[layer]) if given else (layer + 1) % 4 != 0
+
+
+def _llama4_sparse(fields: Fields, layer: int) -> bool:
+    return (layer + 1) % fields.positive("interleave_moe_layer_step", 1) == 0
+
+
+def _after_dense(fields: Fields, layer: int) -> bool:
+    every = fields.positive("moe_layer_freq", 1)
+    return layer >= (fields.get("first_k_dense_replace") or 0) and layer % every == 0
+
+
+def _qwen_sparse(fields: Fields, layer: int) -> bool:
+    dense = fields.get("mlp_only_layers") or ()
+    return layer not in dense and (layer + 1) % fields.positive("decoder_sparse_step", 1) == 0
+
+
+_GEMMA: dict[str, Any] = {"head_dim": 256, "tie_word_embeddings": True}
+_QWEN3_NEXT = Family(
+    defaults={
+        "head_dim": 256,
+        "partial_rotary_factor": 0.25,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    qk_norm="head",
+    output_gate=True,
+)
+_SPARSE_QWEN: dict[str, Any] = {
+    "experts_field": "num_experts",
+    "is_sparse": _qwen_sparse,
+    "shared_field": "shared_expert_intermediate_size",
+}
+_DEEPSEEK = Family(
+    latent=True,
+    experts_field="n_routed_experts",
+    is_sparse=_after_dense,
+    correction_bias=True,
+    shared_field="n_shared_experts",
+)
+_LLAMA4 = Family(
+    defaults={"head_dim": 128, "attention_chunk_size": 8192, "intermediate_size_mlp": 16384},
+    slides=_llama4_local,
+    window_field="attention_chunk_size",
+    experts_field="num_local_experts",
+    is_sparse=_llama4_sparse,
+    dense_inner_field="intermediate_size_mlp",
+    moe_inner_field="intermediate_size",
+    shared_field="intermediate_size",
+)
+_GEMMA3 = Family(
+    defaults=_GEMMA,
+    qk_norm="head",
+    norms=4,
+    slides=_all_but_every("sliding_window_pattern", 6),
+)
+_REPLACE = msgspec.structs.replace
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(slides=_always),
+    "mixtral": Family(
+        slides=_always, experts_field="num_local_experts", moe_inner_field="intermediate_size"
+    ),
+    "qwen2": Family(qkv_bias=True, o_bias=False, slides=_qwen_slides),
+    "qwen2_moe": Family(
+        qkv_bias=True, o_bias=False, slides=_qwen_slides, shared_gate=True, **_SPARSE_QWEN
+    ),
+    "qwen3": Family(defaults={"head_dim": 128}, qk_norm="head", slides=_qwen_slides),
+    "qwen3_moe": Family(
+        qk_norm="head", slides=_qwen_slides, experts_field="num_experts", is_sparse=_qwen_sparse
+    ),
+    "qwen3_next": _REPLACE(_QWEN3_NEXT, shared_gate=True, **_SPARSE_QWEN),
+    "qwen3_5_text": _QWEN3_NEXT,
+    "qwen3_5_moe_text": _REPLACE(_QWEN3_NEXT, shared_gate=True, **_SPARSE_QWEN),
+    "gemma2": Family(defaults=_GEMMA, norms=4, slides=_even),
+    "gemma3_text": _GEMMA3,
+    "phi3": Family(slides=_always),
+    "olmo2": Family(qk_norm="whole"),
+    "exaone4": Family(
+        qk_norm="head",
+        qkv_bias=False,
+        o_bias=False,
+        slides=_all_but_every("sliding_window_pattern", 4),
+    ),
+    "gpt_oss": Family(
+        defaults={"head_dim": 64},
+        qkv_bias=True,
+        o_bias=True,
+        sinks=True,
+        slides=_even,
+        experts_field="num_local_experts",
+        moe_inner_field="intermediate_size",
+        expert_bias=True,
+    ),
+    "llama4_text": _LLAMA4,
+    "deepseek_v2": _REPLACE(_DEEPSEEK, correction_bias=False),
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "opt": Family(
+        defaults={"tie_word_embeddings": True},
+        qkv_bias=True,
+        o_bias=True,
+        gated=False,
+        mlp_bias=True,
+        norms=4,
+        final_norms=2,
+        inner_field="ffn_dim",
+        position_offset=2,
+    ),
+}
+_OUTER_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_5": "qwen3_5_text"}
+"""Families of several towers whose ``text_config`` may leave its own ``model_type`` out."""
+
+
+def resolve_family(fields: Fields) -> Family:
+    """The row of ``fields``' model type.
+
+    Raises:
+        SetupError: there is none; the message has those that there are.
+    """
+    given = fields.get("model_type")
+    if (kind := _OUTER_TYPES.get(str(given), given)) not in FAMILIES:
+        raise SetupError(
+            f"{fields.file}: model_type {given!r} is not one whose geometry is known: choose one "
+            f"of {', '.join(sorted(FAMILIES))}"
+        )
+    return FAMILIES[kind]
+
+
+def layers_of(family: Family, fields: Fields) -> tuple[Layer, ...]:
+    """Every decoder layer, in order."""
+    kinds = _kinds(family, fields)
+    return tuple(
+        Layer(
+            attention=_attention(family, fields, kind),
+            mlp=_mlp(family, fields, layer),
+            norms=family.norms,
+        )
+        for layer, kind in enumerate(kinds)
+    )
+
+
+FULL, LINEAR = "full_attention", "linear_attention"
+_WINDOWED = ("sliding_attention", "chunked_attention")
+
+
+def _kinds(family: Family, fields: Fields) -> list[str]:
+    """``layer_types`` of the file, or what the family's rule says."""
+    count = fields.positive("num_hidden_layers")
+    kinds = fields.get("layer_types")
+    if kinds is None and family.defaults.get("linear_conv_kernel_dim"):
+        every = fields.positive("full_attention_interval", 4)
+        return [LINEAR if (i + 1) % every else FULL for i in range(count)]
+    if kinds is None:
+        slides = family.slides
+        return [_WINDOWED[0] if slides and slides(fields, i) else FULL for i in range(count)]
+    known = (FULL, LINEAR, *_WINDOWED)
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - set(known):
+        raise SetupError(
+            f"{fields.file}: layer_types must name {count} layers, each one of {', '.join(known)}"
+        )
+    return kinds
+
+
+def _attention(family: Family, fields: Fields, kind: str) -> AnyAttention:
+    heads = fields.positive("num_attention_heads")
+    if kind == LINEAR:
+        return LinearAttention(
+            key_heads=fields.positive("linear_num_key_heads"),
+            value_heads=fields.positive("linear_num_value_heads"),
+            key_dim=fields.positive("linear_key_head_dim"),
+            value_dim=fields.positive("linear_value_head_dim"),
+            kernel=fields.positive("linear_conv_kernel_dim"),
+        )
+    if family.latent:
+        return LatentAttention(
+            heads=heads,
+            q_rank=fields.get("q_lora_rank") or 0,
+            kv_rank=fields.positive("kv_lora_rank"),
+            nope_dim=fields.positive("qk_nope_head_dim"),
+            rope_dim=fields.positive("qk_rope_head_dim"),
+            v_dim=fields.positive("v_head_dim"),
+        )
+    return _grouped(family, fields, kind, heads)
+
+
+def _grouped(family: Family, fields: Fields, kind: str, heads: int) -> Attention:
+    kv_heads = fields.positive("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise SetupError(
+            f"{fields.file}: num_attention_heads {heads} is not a multiple of "
+            f"num_key_value_heads {kv_heads}"
+        )
+    stated = bool(fields.get("attention_bias", False))
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=fields.get("head_dim") or fields.positive("hidden_size") // heads,
+        window=fields.get(family.window_field) or 0 if kind in _WINDOWED else 0,
+        qkv_bias=stated if family.qkv_bias is None else family.qkv_bias,
+        o_bias=stated if family.o_bias is None else family.o_bias,
+        qk_norm=family.qk_norm,
+        output_gate=family.output_gate,
+        sinks=family.sinks,
+        rotated=0.0 if family.position_offset else fields.get("partial_rotary_factor") or 1.0,
+    )
+
+
+def _mlp(family: Family, fields: Fields, layer: int) -> Mlp | Moe:
+    if family.experts_field and family.is_sparse(fields, layer):
+        inner = fields.positive(family.moe_inner_field)
+        return Moe(
+            experts=fields.positive(family.experts_field),
+            top_k=fields.positive("num_experts_per_tok"),
+            inner=inner,
+            shared_inner=_shared_inner(family, fields, inner),
+            shared_gate=family.shared_gate,
+            bias=family.expert_bias,
+            correction_bias=family.correction_bias,
+        )
+    name = family.dense_inner_field if family.experts_field else family.inner_field
+    return Mlp(
+        inner=fields.positive(name),
+        gated=family.gated,
+        bias=family.mlp_bias or bool(fields.get("mlp_bias", False)),
+    )
+
+
+def _shared_inner(family: Family, fields: Fields, inner: int) -> int:
+    if not family.shared_field:
+        return 0
+    value = int(fields.get(family.shared_field) or 0)
+    return value * inner if family.shared_field == "n_shared_experts" else value

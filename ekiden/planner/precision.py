@@ -1,0 +1,154 @@
+"""Formats of weights and of KV: what a matrix takes in bytes, and which matrices stay wide.
+
+A quantised checkpoint never has all of its matrices small. Embedding, head, routers, norms and
+biases stay floats in every format here, attention too in some: that is a quarter of a small model.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.parts import Matrix
+
+FLOATS = {"bf16": 2, "fp16": 2, "fp32": 4}
+LINEAR = frozenset({"attention", "mlp", "shared", "expert"})
+"""Matrices that quantisers take unless told otherwise."""
+
+
+class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How the matrices of ``parts`` are stored; all the others are floats of ``wide`` bytes."""
+
+    name: str
+    bits: int
+    source: str
+    parts: frozenset[str] = LINEAR
+    wide: int = 2
+    group: int = 0
+    """Inputs that share one scale; 0: all of them."""
+    group_rows: int = 1
+    """Outputs that share it."""
+    scale_bits: int = 0
+    """Of one group's scale, and zero point if it has one."""
+    ends_wide: bool = False
+    """First and last layer stay floats."""
+    kernel_multiple: int = 1
+    """Inputs are padded to this many for the kernels (see ``padded``)."""
+
+    @property
+    def is_mx(self) -> bool:
+        return self.name.startswith("mxfp4")
+
+    def is_small(self, matrix: Matrix) -> bool:
+        return matrix.part in self.parts
+
+    def bytes_of(self, matrix: Matrix, *, wide: bool = False) -> int:
+        """Bytes of a (local) matrix; ``wide``: as a float, whatever the format says of its part."""
+        if wide or not self.is_small(matrix):
+            return matrix.elements * self.wide
+        cols = -(-matrix.cols // self.kernel_multiple) * self.kernel_multiple
+        groups = -(-cols // self.group) if self.group else 1
+        scales = groups * -(-matrix.rows // self.group_rows) * self.scale_bits
+        bits = matrix.rows * cols * self.bits + scales
+        return matrix.copies * -(-bits // 8)
+
+    def padded(self, multiple: int) -> WeightFormat:
+        """The same with inputs padded to a multiple, as some kernels want them."""
+        return msgspec.structs.replace(self, kernel_multiple=multiple)
+
+
+def _float(name: str) -> WeightFormat:
+    width = FLOATS[name]
+    return WeightFormat(
+        name=name, bits=8 * width, wide=width, parts=frozenset(), source="IEEE 754, bfloat16"
+    )
+
+
+_FP8 = WeightFormat(
+    name="fp8", bits=8, scale_bits=32, source="llm-compressor FP8-dynamic: a scale a row"
+)
+_GROUPED = WeightFormat(
+    name="awq", bits=4, group=128, scale_bits=20, source="AWQ, arXiv:2306.00978"
+)
+_MX = WeightFormat(
+    name="mxfp4", bits=4, group=32, scale_bits=8, source="OCP Microscaling Formats 1.0"
+)
+_as = msgspec.structs.replace
+_FORMATS = (
+    *map(_float, FLOATS),
+    _FP8,
+    _as(
+        _FP8,
+        name="fp8-block",
+        group=128,
+        group_rows=128,
+        source="DeepSeek-V3, arXiv:2412.19437 section 3.3: blocks of 128 x 128",
+    ),
+    _as(
+        _FP8,
+        name="fp8-mlp-only",
+        parts=frozenset({"mlp", "shared", "expert"}),
+        ends_wide=True,
+        source="Llama 3, arXiv:2407.21783 section 6.2: attention, first and last layer stay bf16",
+    ),
+    _as(_FP8, name="int8", source="one scale a row"),
+    _as(_FP8, name="w8a8", source="llm-compressor W8A8: a scale a row"),
+    _as(_GROUPED, name="int4", scale_bits=32, source="groups of 128, scale and minimum fp16"),
+    _as(_GROUPED, name="w4a16", scale_bits=16, source="compressed-tensors, symmetric"),
+    _GROUPED,
+    _as(_GROUPED, name="gptq", source="GPTQ, arXiv:2210.17323"),
+    _as(_MX, name="nvfp4", group=16, source="NVIDIA NVFP4: an fp8 scale for 16 numbers"),
+    _MX,
+    _as(_MX, name="mxfp4-moe", parts=frozenset({"expert"})),
+)
+FORMATS = {found.name: found for found in _FORMATS}
+_ALIASES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "fp4": "nvfp4",
+    "int4-g128": "awq",
+    "w8a16": "int8",
+    "fp8-dynamic": "fp8",
+    "compressed-tensors": "w4a16",
+}
+UNKNOWN = ("", "?", "nan", "unknown")
+"""Words with which tables say that nobody knows."""
+
+
+def weight_format(name: str) -> WeightFormat:
+    """The format called ``name``; case and underscores do not matter.
+
+    Raises:
+        SetupError: it is not known; the message has those that are, the nearest first.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    if (found := FORMATS.get(_ALIASES.get(plain, plain))) is not None:
+        return found
+    near = difflib.get_close_matches(plain, FORMATS, n=1)
+    hint = f"nearest is {near[0]}; " if near else ""
+    raise SetupError(
+        f"weight format {name!r} is not known: {hint}choose one of {', '.join(FORMATS)}"
+    )
+
+
+KV_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
+"""Of one element of a KV cache."""
+SCALE_BYTES = 4
+"""Of the float32 that this engine keeps behind each key and value of single bytes."""
+_KV_ALIASES = {"auto": "bf16", "fp8-e4m3": "fp8", "fp8-e5m2": "fp8", **_ALIASES}
+
+
+def kv_format(name: str) -> str:
+    """A key of ``KV_BYTES``.
+
+    Raises:
+        SetupError: it is none; the message has those that there are.
+    """
+    plain = name.strip().lower().replace("_", "-")
+    if (found := _KV_ALIASES.get(plain, plain)) in KV_BYTES:
+        return found
+    raise SetupError(f"KV dtype {name!r} is not known: choose one of {', '.join(KV_BYTES)}")

@@ -1,0 +1,178 @@
+"""Rows of published measurements as replicas. What a row does not say is never guessed.
+
+Columns are those of ``id,kind,model,...``; an empty cell (or ``nan``) is not stated.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.catalogue import by_name
+from ekiden.planner.geometry import Geometry
+from ekiden.planner.hardware import GIB, gpu
+from ekiden.planner.layout import Layout
+from ekiden.planner.limits import Limits
+from ekiden.planner.memory import Replica, card_of
+from ekiden.planner.precision import UNKNOWN, WeightFormat, weight_format
+from ekiden.planner.profiles import Card, Profile, profile
+
+COLUMNS = (
+    *("id", "kind", "model", "weights_quant", "kv_dtype", "gpu", "interconnect", "engine"),
+    *("engine_version", "tp", "pp", "dp", "ep", "gpu_mem_util", "max_model_len"),
+    *("max_batched_tokens", "max_num_seqs", "gpu_total_gib", "weights_gib_per_gpu"),
+    *("activation_gib", "nontorch_gib", "kv_gib_per_gpu", "kv_tokens", "block_size"),
+    *("outcome", "quality", "meaning"),
+)
+"""That scoring reads; others may be there too."""
+
+
+MEASURED_TERMS = ("weights_gib_per_gpu", "activation_gib", "nontorch_gib", "kv_gib_per_gpu")
+"""That together are the share of the card which an engine took."""
+
+
+class Row:
+    """One line of the file, cells by column."""
+
+    def __init__(self, cells: Mapping[str, str | None]) -> None:
+        self._cells = {name: (cells.get(name) or "").strip() for name in COLUMNS}
+
+    def text(self, name: str) -> str:
+        """A cell; empty where the row says that it is not known."""
+        value = self._cells[name]
+        return "" if value.lower() in UNKNOWN else value
+
+    def number(self, name: str) -> float | None:
+        """A cell's number. Raises SetupError: it has none."""
+        if not (text := self.text(name)):
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise SetupError(f"{name} {text!r} is not a number") from None
+
+    def count(self, name: str) -> int | None:
+        """A cell's whole number, which may be written as 8.0."""
+        return None if (value := self.number(name)) is None else int(value)
+
+
+def read(file: Path) -> list[Row]:
+    """Every row of a CSV file.
+
+    Raises:
+        SetupError: no such file, or columns are missing; names them.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            reader = csv.DictReader(lines)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            rows = [] if missing else [Row(cells) for cells in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SetupError(f"{file} cannot be read: {error}") from None
+    if missing:
+        raise SetupError(f"{file} lacks the columns {', '.join(missing)}")
+    return rows
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row measured, whatever the card."""
+
+    geometry: Geometry
+    layout: Layout
+    weights: WeightFormat
+    profile: Profile
+
+
+def loaded(row: Row) -> Loaded:
+    """The model as the row's engine held it.
+
+    Raises:
+        SetupError: the row does not say enough, or says what the planner does not know: the reason
+            why it cannot be scored.
+    """
+    said = f"{row.text('quality')} {row.text('meaning')}"
+    geometry = by_name(row.text("model"))
+    if re.search(r"\bvision tower\b", said, re.IGNORECASE) and not geometry.tower_parameters:
+        raise SetupError(f"a vision tower was loaded too, which {geometry.name} has not")
+    if not row.text("weights_quant"):
+        raise SetupError("weights_quant is not stated")
+    return Loaded(
+        geometry=geometry,
+        layout=Layout(**{name: row.count(name) or 1 for name in ("tp", "pp", "dp", "ep")}),
+        weights=weight_format(row.text("weights_quant")),
+        profile=engine_profile(row),
+    )
+
+
+def replica(row: Row) -> Replica:
+    """The whole replica that a row measured. Raises SetupError as ``loaded`` and ``card``."""
+    found = loaded(row)
+    block = row.count("block_size") or found.profile.block_size
+    return Replica(
+        geometry=found.geometry,
+        card=card(row),
+        layout=found.layout,
+        weights=found.weights,
+        kv_dtype=row.text("kv_dtype") or "auto",
+        limits=Limits(
+            max_model_len=row.count("max_model_len"),
+            max_num_seqs=row.count("max_num_seqs"),
+            chunk=row.count("max_batched_tokens"),
+            utilization=row.number("gpu_mem_util"),
+        ),
+        profile=msgspec.structs.replace(found.profile, block_size=block),
+    )
+
+
+def card(row: Row) -> Card:
+    """The card's memory as the row states it, or as the table of GPUs has it.
+
+    Raises:
+        SetupError: it states none, and no such GPU is known.
+    """
+    name, stated = row.text("gpu"), row.number("gpu_total_gib")
+    nvlink = "pcie" not in row.text("interconnect").lower()
+    if stated is not None:
+        return Card(name=name, memory_bytes=int(stated * GIB), nvlink=nvlink)
+    known = card_of(gpu(name))
+    return msgspec.structs.replace(known, nvlink=known.nvlink and nvlink)
+
+
+_MINOR = re.compile(r"\b0\.(\d+)(x?)(?:\.(\d+))?")
+_IN_PROSE = re.compile(r"\bv(0\.\d+\S*)")
+
+
+def engine_profile(row: Row) -> Profile:
+    """By engine and version, which may stand in ``meaning``; without one, today's usual vLLM.
+
+    Raises:
+        SetupError: an engine that has no profile.
+    """
+    if (engine := row.text("engine")) != "vllm":
+        raise SetupError(f"engine {engine or 'not stated'!r} has no profile: only vllm has")
+    version = row.text("engine_version")
+    if not version and (prose := _IN_PROSE.search(row.text("meaning"))):
+        version = prose[1]
+    return profile(_profile_name(version))
+
+
+def _profile_name(version: str) -> str:
+    found = _MINOR.search(version)
+    minor, patch = 8, 4
+    if found:
+        minor = int(found[1]) * (10 if found[2] else 1)
+        patch = int(found[3]) if found[3] else 4
+    if minor >= 16:
+        return "vllm-0.16"
+    if minor <= 2:
+        return "vllm-0.2"
+    if (minor, patch) < (5, 4):
+        return "vllm-0.3"
+    if "V0" in version or (minor < 8 and "V1" not in version):
+        return "vllm-v0"
+    return "vllm"

@@ -1,0 +1,166 @@
+"""Scoring over a file of our own making: errors, counts, and reasons for what is left out."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from ekiden.cli.main import main
+from ekiden.core.errors import SetupError
+from ekiden.planner.memory import memory
+from ekiden.planner.score import quantile, score
+from ekiden.planner.score_rows import COLUMNS, Row, engine_profile, replica
+
+BASE = {
+    "kind": "kv",
+    "model": "Llama-3.1-8B",
+    "weights_quant": "bf16",
+    "gpu": "h100_sxm",
+    "engine": "vllm",
+    "engine_version": "0.9.1",
+    "tp": "1",
+    "gpu_mem_util": "0.9",
+    "max_model_len": "8192",
+}
+
+
+def predicted_tokens(**cells: str) -> int:
+    return memory(replica(Row({**BASE, **cells}))).pool_tokens
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_rows(*rows: dict[str, str]) -> Path:
+        file = tmp_path / "rows.csv"
+        with file.open("w", newline="") as lines:
+            writer = csv.DictWriter(lines, COLUMNS)
+            writer.writeheader()
+            writer.writerows({"id": f"row{i}", **BASE, **row} for i, row in enumerate(rows))
+        return file
+
+    return write_rows
+
+
+def test_errors_are_shares_of_what_was_measured(write):
+    tokens = predicted_tokens()
+    file = write(
+        {"kv_tokens": str(tokens)},
+        {"kv_tokens": str(tokens * 2)},
+        {"kv_tokens": str(tokens / 2), "weights_gib_per_gpu": "29.9776"},
+    )
+    summary = score(file).summary()
+    assert summary["kv_capacity"] == {"median_error": 0.5, "p90_error": 0.9, "rows": 3}
+    assert summary["weights"]["median_error"] == pytest.approx(0.5, abs=1e-4)
+    assert summary["weights"]["rows"] == 1
+
+
+def test_a_hybrid_model_is_scored_by_bytes_and_not_by_logged_tokens(write):
+    row = {"model": "gpt-oss-20b", "weights_quant": "mxfp4-moe"}
+    room = memory(replica(Row({**BASE, **row}))).ranks[0].kv / (1 << 30)
+    judged = score(write({**row, "kv_tokens": "1", "kv_gib_per_gpu": str(room)})).judged[0]
+    assert judged.unit == "GiB"
+    assert judged.error == pytest.approx(0)
+
+
+def test_outcomes_are_counted_both_ways(write):
+    oom = {"kind": "oom", "outcome": "fail: no room", "model": "Llama-3.1-70B"}
+    fine = {"kind": "oom", "outcome": "ok at 8192"}
+    file = write(
+        oom,
+        fine,
+        {**oom, "model": "Llama-3.1-8B"},
+        {**fine, "model": "Llama-3.1-70B"},
+        {**oom, "model": "Llama-3.1-8B", "meaning": "should fit by arithmetic"},
+        {**oom, "outcome": "TP=3 impossible"},
+    )
+    summary = score(file).summary()
+    assert summary["oom_called_fitting"] == 1
+    assert summary["fitting_called_oom"] == 1
+    assert set(summary["unscored"]["fit"]) == {"row4", "row5"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"model": "Nonesuch-9B"}, "model 'Nonesuch-9B' is not"),
+        ({"weights_quant": "?"}, "weights_quant is not stated"),
+        ({"weights_quant": "int3"}, "weight format 'int3' is not known"),
+        ({"gpu": "80GB card (not stated)"}, "GPU '80GB card"),
+        ({"gpu_mem_util": "nan"}, "gpu_mem_util is not stated"),
+        ({"tp": "three"}, "tp 'three' is not a number"),
+        ({"tp": "3"}, "TP 3 does not divide"),
+        ({"engine": "trtllm"}, "engine 'trtllm' has no profile"),
+        ({"engine_version": "0.2.7", "tp": "2"}, "of one GPU only"),
+        ({"meaning": "vision tower included"}, "a vision tower was loaded too"),
+        ({"kv_tokens": "", "kv_gib_per_gpu": ""}, "neither kv_tokens nor"),
+        ({"weights_gib_per_gpu": "60", "kv_gib_per_gpu": "20"}, "add up to 80.00 GiB"),
+    ],
+)
+def test_what_cannot_be_scored_says_why(write, cells, reason):
+    summary = score(write({"kv_tokens": "1000", **cells})).summary()
+    assert reason in summary["unscored"]["kv_capacity"]["row0"]
+    assert summary["kv_capacity"] == {"median_error": None, "p90_error": None, "rows": 0}
+
+
+def test_weights_are_scored_whatever_the_card(write):
+    file = write({"gpu": "?", "weights_gib_per_gpu": "14.99"})
+    assert score(file).summary()["weights"]["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "meaning", "name"),
+    [
+        ("0.9.1", "", "vllm"),
+        ("0.8.3 V0", "", "vllm-v0"),
+        ("V0 0.6.x", "", "vllm-v0"),
+        ("V1 alpha 2025-01", "", "vllm"),
+        ("0.7.2", "", "vllm-v0"),
+        ("0.2.x 2023-12", "", "vllm-0.2"),
+        ("0.2x 2026-08", "", "vllm-0.16"),
+        ("0.25.0", "", "vllm-0.16"),
+        ("", "v0.5.3, 8 cards", "vllm-0.3"),
+        ("", "v0.10.1", "vllm"),
+        ("", "", "vllm"),
+    ],
+)
+def test_versions_lead_to_profiles(version: str, meaning: str, name: str):
+    row = Row({**BASE, "engine_version": version, "meaning": meaning})
+    assert engine_profile(row).name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([], 0.5, None), ([3.0], 0.9, 3.0), ([0.0, 1.0], 0.5, 0.5), ([0.0, 1.0, 3.0], 0.9, 2.6)],
+)
+def test_quantiles_lie_between_neighbours(values, share, expected):
+    assert quantile(values, share) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_file_without_the_columns_is_refused(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("id,kind\n")
+    with pytest.raises(SetupError, match="lacks the columns model, weights_quant"):
+        score(file)
+    with pytest.raises(SetupError, match="cannot be read"):
+        score(tmp_path / "none.csv")
+
+
+def test_the_command_prints_a_table_and_json(write, capsys):
+    file = str(
+        write({"kv_tokens": str(predicted_tokens())}, {"model": "Nonesuch", "kv_tokens": "1"})
+    )
+    assert main(["plan", "--score", file]) == 0
+    table = capsys.readouterr().out
+    assert "kv_capacity: median 0.00%, P90 0.00% of 1 rows" in table
+    assert "not scored: model 'Nonesuch'" in table
+    assert main(["plan", "--score", file, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed) == [
+        "kv_capacity",
+        "weights",
+        "oom_called_fitting",
+        "fitting_called_oom",
+        "unscored",
+    ]
+    assert main(["plan", "--score", "nowhere.csv"]) == 2
