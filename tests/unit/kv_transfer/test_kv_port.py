@@ -82,6 +82,7 @@ def test_blocks_that_nobody_holds_may_change_while_their_kv_is_under_way(wire: s
     p.run()
     assert [type(event) for event in p.received_events] == [Arrived, Drained]
     assert p.equal(send, [4, 5, 6, 7], 64)
+    p.close()
 
 
 def test_one_peer_cannot_take_all_the_slots() -> None:

@@ -58,6 +58,7 @@ def test_every_byte_arrives_the_scales_too(
     assert sum(pair.token_bytes(prefill) for pair in pairs(prefill, decode)) == sum(
         decode.block_bytes(rank) // decode.block_size for rank in range(len(decode.ranks))
     )
+    p.close()
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -77,6 +78,7 @@ def test_decode_goes_on_as_the_process_that_computed_the_prompt(tmp_path: Path, 
     p.computed(send, len(prompt), SOURCE)
     p.run()
     assert not p.receiving.open_count
+    p.close()
     assert _generate(decode, prompt, first, count, TARGET) == expected
 
 
@@ -123,6 +125,7 @@ def test_kv_of_another_dtype_arrives_as_decode_would_keep_it(
         want = convert_rows(kept(numbers[(slice(None), *shares(target, rank))], there), KV[here])
         got = read(cache, target, blocks, 90)
         assert torch.equal(as_stored(got.contiguous()), as_stored(want.contiguous()))
+    p.close()
 
 
 def test_a_slot_of_decode_holds_a_message_of_wider_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +139,7 @@ def test_a_slot_of_decode_holds_a_message_of_wider_rows(monkeypatch: pytest.Monk
     p.computed(send, 90, SOURCE)
     p.run()
     assert [type(event).__name__ for event in p.received_events] == ["Arrived", "Drained"]
+    p.close()
 
 
 def shares(kv: KvLayout, rank: int) -> tuple[slice, slice]:
