@@ -145,7 +145,7 @@ class Inbound(Direction[Receiving]):
     def _pieces(self, receiving: Receiving, index: int) -> Pieces | None:
         """Where in the cache a message can come straight to, if the wire can do that."""
         same = receiving.order.layout.dtype == self._layout.dtype
-        if not receiving.wire.transport.in_place or not same:
+        if receiving.wire.in_place is None or not same:
             return None
         return self._in_place.pieces(self._ours(receiving, index))
 

@@ -15,7 +15,7 @@ from kv_transfer.direction import PROGRESS_S, Direction
 from kv_transfer.ledger import Ledger
 from kv_transfer.mapped import notice_bytes, write_notice
 from kv_transfer.messages import TAKEN, Broken, OpenSend, Progress, split_tag, tag
-from kv_transfer.staging import TRAILER, Slice, gather, seal_message
+from kv_transfer.staging import TRAILER, Message, Slice, gather, seal_message
 from kv_transfer.transports.base import Incoming
 from kv_transfer.wire import Wire
 
@@ -128,18 +128,21 @@ class Outbound(Direction[_Sending]):
             runs=tuple(reshard.runs(start, end, unit)),
             blocks=sending.blocks,
         )
-        slots = sending.wire.slots
-        slot, wire_tag = slots.take(), self._tag(order, lane.next)
+        slot, wire_tag = sending.wire.slots.take(), self._tag(order, lane.next)
         sending.ledger.started()
-        straight = sending.wire.transport.in_place and sending.held
-        pieces = self._in_place.pieces(part) if straight else None
-        if pieces is None:
-            gather(self._cache, part, slots.tensor(slot, payload))
-        message = slots.message(slot, payload, pieces)
+        message = self._message(sending, part, slot, payload)
         checksum = seal_message(message, wire_tag ^ order.key)
         lane.next += 1
         done = partial(self._sent, order.session, pair, payload, checksum)
         sending.wire.send(order.session, lane.peer, wire_tag, slot, message.whole, done)
+
+    def _message(self, sending: _Sending, part: Slice, slot: int, payload: int) -> Message:
+        """``part`` of the cache, where it lies if the wire can take it there, else gathered."""
+        straight = sending.wire.in_place is not None and sending.held
+        pieces = self._in_place.pieces(part) if straight else None
+        if pieces is None:
+            gather(self._cache, part, sending.wire.slots.tensor(slot, payload))
+        return sending.wire.slots.message(slot, payload, pieces)
 
     def _announce(self, sending: _Sending, lane: _Lane) -> None:
         """Tell the peer where its part of a segment is; from now on it may read there."""

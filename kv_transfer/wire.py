@@ -10,7 +10,13 @@ import msgspec
 
 from ekiden.core.clock import Clock
 from kv_transfer.options import PortOptions
-from kv_transfer.transports.base import Completed, MappedTransport, Pieces, Transport
+from kv_transfer.transports.base import (
+    Completed,
+    InPlaceTransport,
+    MappedTransport,
+    Pieces,
+    Transport,
+)
 from kv_transfer.transports.pieces import size_of
 
 if TYPE_CHECKING:  # services set PortOptions and must not load torch for it
@@ -22,15 +28,15 @@ Done = Callable[[int, str], None]
 """(slot, error): the message is through; the slot is given back when the callable returns."""
 
 
-class _Op(msgspec.Struct, kw_only=True):
-    """``in_place``: bytes that the wire moves out of or into memory other than the slot."""
+class _Op(msgspec.Struct):
+    """``size``: bytes of the message."""
 
     session: int
     peer: int
     sends: bool
     slot: int
+    size: int
     done: Done
-    in_place: int = 0
     abandoned_at: float | None = None
 
 
@@ -66,6 +72,7 @@ class Wire:
         pace: Pace | None = None,
     ) -> None:
         self.transport = transport
+        self.in_place = cast("InPlaceTransport", transport) if transport.in_place else None
         self.mapped = cast("MappedTransport", transport) if hasattr(transport, "pool") else None
         self.slots = slots
         self.pace = pace or Pace(options.max_bytes_per_s, clock)
@@ -99,17 +106,17 @@ class Wire:
         self, session: int, peer: int, tag: int, slot: int, pieces: Pieces, done: Done
     ) -> None:
         """``pieces``: the message, in the slot, or anywhere if the wire is in place."""
-        self.pace.charge(size_of(pieces))
+        size = size_of(pieces)
+        self.pace.charge(size)
         op = self.transport.send(peer, tag, pieces)
-        self._started(op, pieces, _Op(session=session, peer=peer, sends=True, slot=slot, done=done))
+        self._started(op, _Op(session, peer, True, slot, size, done))
 
     def receive(
         self, session: int, peer: int, message: int, slot: int, pieces: Pieces, done: Done
     ) -> None:
         """``pieces``: as for ``send``."""
         op = self.transport.receive(message, pieces)
-        entry = _Op(session=session, peer=peer, sends=False, slot=slot, done=done)
-        self._started(op, pieces, entry)
+        self._started(op, _Op(session, peer, False, slot, size_of(pieces), done))
 
     def say(self, peer: int, tag: int) -> None:
         """Send a message that is nothing but its tag; if it cannot come, the peer is lost."""
@@ -138,8 +145,8 @@ class Wire:
         for number, op in self._ops.items():
             if op.session == session and op.abandoned_at is None:
                 op.abandoned_at = now
-                if op.in_place:
-                    self.transport.move(number, self.slots.bytes(op.slot, op.in_place))
+                if self.in_place is not None:
+                    self.in_place.move(number, self.slots.bytes(op.slot, op.size))
 
     def tick(self) -> None:
         """Break the connections that abandoned operations have held for too long."""
@@ -152,8 +159,7 @@ class Wire:
         for peer in late:
             self.transport.disconnect(peer)
 
-    def _started(self, op: int, pieces: Pieces, entry: _Op) -> None:
-        entry.in_place = size_of(pieces) if self.transport.in_place else 0
+    def _started(self, op: int, entry: _Op) -> None:
         self._ops[op] = entry
         self._under_way(entry)[entry.peer] += 1
 

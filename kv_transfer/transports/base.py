@@ -58,8 +58,7 @@ class Transport(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """It takes pieces of any memory, as many as you like, and can let go of them (``move``).
-        Any other takes one piece, of the registered arena."""
+        """It is an ``InPlaceTransport``. Any other takes one piece, of the registered arena."""
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -88,11 +87,6 @@ class Transport(Protocol):
     def receive(self, message: int, pieces: Pieces) -> int:
         """Start to receive an announced message into ``pieces`` of exactly its size."""
 
-    def move(self, op: int, buffer: memoryview) -> None:
-        """Where the wire is ``in_place``: let go of the pieces of ``op`` now, and go on with
-        ``buffer``, which has room for all of them. What a send has not sent is copied there; what a
-        receive still gets comes there. An op that is over already stays as it is."""
-
     def discard(self, message: int) -> None:
         """Throw an announced message away."""
 
@@ -109,6 +103,15 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Break every connection and let go of all buffers. The last call."""
+
+
+class InPlaceTransport(Transport, Protocol):
+    """A wire that takes pieces of any memory, as many as you like, and can let go of them."""
+
+    def move(self, op: int, buffer: memoryview) -> None:
+        """Let go of the pieces of ``op`` now, and go on with ``buffer``, which has room for all of
+        them. What a send has not sent is copied there; what a receive still gets comes there. An
+        op that is over already stays as it is."""
 
 
 class MappedTransport(Transport, Protocol):

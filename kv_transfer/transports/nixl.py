@@ -55,6 +55,8 @@ class NixlTransport(TcpTransport):
 
     magic = MAGIC
 
+    in_place = False
+
     def __init__(self, host: str = "127.0.0.1", advertise: str = "") -> None:
         nixl = _load()
         super().__init__(host, advertise)
@@ -66,8 +68,6 @@ class NixlTransport(TcpTransport):
             raise SetupError(f"NIXL cannot start with its {BACKEND} backend: {error}") from error
         self._remote: dict[bytes, str] = {}
         self._reads: list[_Read] = []
-
-    in_place = False
 
     @property
     def wire(self) -> str:

@@ -61,6 +61,8 @@ class _Sending(msgspec.Struct):
 class StreamTransport:
     """A wire over ``listener``; ``address`` is how others dial it, ``magic`` the wire's name."""
 
+    in_place = False
+
     def __init__(self, magic: bytes, listener: socket.socket, address: bytes) -> None:
         self._magic = magic
         self._key = secrets.token_bytes(KEY_BYTES)
@@ -118,8 +120,6 @@ class StreamTransport:
         connection.put(Kind.HELLO, payload=[memoryview(key + self._endpoint)])
         self._write(connection)
         return number
-
-    in_place = False
 
     def send(self, peer: int, tag: int, pieces: Pieces) -> int:
         op, size = next(self._numbers), size_of(pieces)

@@ -143,9 +143,6 @@ class UcxTransport:
         self._ops[op] = (request, buffer)
         return op
 
-    def move(self, op: int, buffer: memoryview) -> None:
-        raise NotImplementedError
-
     def discard(self, message: int) -> None:
         # Too small a buffer ends the message at both ends without moving its bytes.
         nothing = np.empty(0, np.uint8)
