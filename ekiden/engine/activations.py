@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from ekiden.cache.layout import DTYPE_BYTES, KvLayout
 from ekiden.core.config import EngineConfig
+from ekiden.engine.step_bytes import GATHERED_TOKENS, layer_bytes, logit_bytes, shared_bytes
 from ekiden.models.config import ModelConfig
-from ekiden.parallel.split import even_split, head_split
-
-COLLECTIVE_SLOT = 4 << 20
-"""Most bytes of one rank's slot in the shared memory of a TP group; there are two a rank."""
+from ekiden.parallel.split import even_part, head_split
 
 SPARE_STEPS = 3
 """Pieces of memory that are kept beside those of the largest step, in such steps: measured after
@@ -39,50 +37,37 @@ def spare_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank
 
 
 def _layer_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
-    """Of one layer of the largest step.
-
-    T tokens, C hidden, Q and E widths of the queries and of q, k, v together, I inner.
-    """
-    place = layout.ranks[rank]
-    tp, width = layout.tp, DTYPE_BYTES[model.resolve_dtype(config)]
-    heads = head_split(model.num_heads, model.num_kv_heads, tp)[place.tp_rank]
-    T, C = config.max_num_batched_tokens, model.hidden_size
-    Q = heads.num_q * model.head_dim
-    E = Q + 2 * heads.num_kv * model.head_dim
-    I = _part(model.intermediate_size, tp, place.tp_rank)  # noqa: E741
-    stream = 3 * T * C * width
-    # Queries are rotated in float32: the product and both of its terms.
-    attention = T * (E + 2 * Q) * width + 3 * T * Q * 4 + _gathered(model, config, layout, rank)
-    mlp = 4 * T * I * width
-    return stream + max(attention, mlp)
+    """Of one layer of the largest step."""
+    tp, tp_rank = layout.tp, layout.ranks[rank].tp_rank
+    heads = head_split(model.num_heads, model.num_kv_heads, tp)[tp_rank]
+    return layer_bytes(
+        tokens=config.max_num_batched_tokens,
+        hidden=model.hidden_size,
+        queries=heads.num_q * model.head_dim,
+        qkv=(heads.num_q + 2 * heads.num_kv) * model.head_dim,
+        inner=even_part(model.intermediate_size, tp, tp_rank),
+        gathered=_gathered(model, config, layout, rank),
+        width=DTYPE_BYTES[model.resolve_dtype(config)],
+    )
 
 
 def _gathered(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
     """One layer's keys and values of the longest sequence, as attention in plain torch wants."""
-    longest = min(model.resolve_max_model_len(config), 1 << 15)
+    longest = min(model.resolve_max_model_len(config), GATHERED_TOKENS)
     return longest * layout.block_bytes(rank) // layout.block_size // layout.ranks[rank].num_layers
 
 
 def _logit_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout, rank: int) -> int:
-    """The rank's own columns; on the sampler all of them, joined, adjusted and sorted."""
+    """Of the last stage, which samples."""
     place = layout.ranks[rank]
     if place.pp_rank < layout.pp - 1:
         return 0
     rows = config.max_num_seqs * (1 + config.speculative_config.num_speculative_tokens)
     rows = min(rows, config.max_num_batched_tokens)
-    part = rows * _part(model.vocab_size, layout.tp, place.tp_rank) * 4
-    return part if place.tp_rank else part + 4 * rows * model.vocab_size * 4
+    return logit_bytes(rows=rows, vocab=model.vocab_size, tp=layout.tp, tp_rank=place.tp_rank)
 
 
 def _shared_bytes(model: ModelConfig, config: EngineConfig, layout: KvLayout) -> int:
-    """What a rank maps of the memory that CPU ranks share, once all of it has been used."""
     step = config.max_num_batched_tokens * model.hidden_size
     step *= DTYPE_BYTES[model.resolve_dtype(config)]
-    slots = 2 * layout.tp * min(step, COLLECTIVE_SLOT) if layout.tp > 1 else 0
-    links = 4 * layout.pp * step if layout.pp > 1 else 0
-    return slots + links
-
-
-def _part(total: int, parts: int, index: int) -> int:
-    first, last = even_split(total, parts)[index]
-    return last - first
+    return shared_bytes(step=step, tp=layout.tp, pp=layout.pp)

@@ -42,6 +42,12 @@ def even_split(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
     return list(itertools.pairwise(bounds))
 
 
+def even_part(total: int, parts: int, index: int) -> int:
+    """The length of part ``index`` of ``even_split(total, parts)``."""
+    start, stop = even_split(total, parts)[index]
+    return stop - start
+
+
 def balanced_split(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
     """[start, stop) of each of ``parts`` contiguous, non-empty parts of ``costs``.
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from ekiden.parallel.split import even_split, head_split
+from ekiden.parallel.split import even_part, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout, stages
 from ekiden.planner.parts import AnyAttention, LatentAttention, LinearAttention
@@ -93,10 +93,8 @@ def _layer(
     attention: AnyAttention, tp: int, tp_rank: int, width: int, scales: int, layers: int
 ) -> LayerKv:
     if isinstance(attention, LinearAttention):
-        first, last = even_split(attention.value_heads, tp)[tp_rank]
-        return LayerKv(
-            token_bytes=0, window=0, state_bytes=_state(attention, last - first), layers=layers
-        )
+        state = _state(attention, even_part(attention.value_heads, tp, tp_rank))
+        return LayerKv(token_bytes=0, window=0, state_bytes=state, layers=layers)
     if isinstance(attention, LatentAttention):  # One vector, which no number of ranks divides.
         token = (attention.kv_rank + attention.rope_dim) * width + scales
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.parallel.split import balanced_split, even_split, head_split
+from ekiden.parallel.split import balanced_split, even_part, even_split, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.parts import HEADS, KV_HEADS, WHOLE, AnyAttention, Attention, Matrix
 
@@ -112,8 +112,7 @@ def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) ->
     copies = matrix.copies
     if copies > 1:
         tp, tp_rank = layout.expert_tp, rank % layout.expert_tp
-        first, last = even_split(copies, layout.ep)[rank // layout.expert_tp % layout.ep]
-        copies = last - first
+        copies = even_part(copies, layout.ep, rank // layout.expert_tp % layout.ep)
     if matrix.cut == WHOLE:
         return msgspec.structs.replace(matrix, copies=copies)
     length = (matrix.rows, matrix.cols)[matrix.axis]
@@ -124,8 +123,7 @@ def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) ->
 
 def _part(matrix: Matrix, attention: AnyAttention, length: int, tp: int, tp_rank: int) -> int:
     if matrix.cut not in (HEADS, KV_HEADS):
-        first, last = even_split(length, tp)[tp_rank]
-        return last - first
+        return even_part(length, tp, tp_rank)
     kv_heads = attention.kv_heads if isinstance(attention, Attention) else attention.heads
     share = head_split(attention.heads, kv_heads, tp)[tp_rank]
     if matrix.cut == HEADS:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ekiden.parallel.split import even_split, head_split
+from ekiden.engine.step_bytes import GATHERED_TOKENS, layer_bytes, logit_bytes, shared_bytes
+from ekiden.parallel.split import even_part, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Resolved
@@ -73,39 +74,37 @@ def _inner(layer: Layer, hidden: int, layout: Layout) -> int:
 
 def ours(asked: Asked) -> Peak:
     """This engine on a card: what ``ekiden.engine.activations`` foretells before a start."""
-    layer = max(_our_layer(asked, layer) for layer in asked.geometry.layers) + _our_links(asked)
+    step = asked.limits.chunk * asked.geometry.hidden * ACTIVATION_BYTES
+    links = shared_bytes(step=step, tp=asked.layout.tp, pp=asked.layout.pp)
+    layer = max(_our_layer(asked, layer) for layer in asked.geometry.layers)
     logits = _our_logits(asked)
-    if layer >= logits + _our_links(asked):
-        return Peak(activations=layer, sampler=0)
-    return Peak(activations=_our_links(asked), sampler=logits)
-
-
-_GATHERED = 1 << 15
-"""Most tokens whose keys and values plain attention gathers at once."""
-_SLOT = 4 << 20
-"""Bytes of a rank's slot in the shared memory of a TP group, at most."""
+    if layer >= logits:
+        return Peak(activations=layer + links, sampler=0)
+    return Peak(activations=links, sampler=logits)
 
 
 def _our_layer(asked: Asked, layer: Layer) -> int:
-    tokens, width = asked.limits.chunk, ACTIVATION_BYTES
-    stream = 3 * tokens * asked.geometry.hidden * width
-    inner = _part(layer.mlp.inner, asked.layout.tp, asked.tp_rank)
     times = layer.mlp.top_k if isinstance(layer.mlp, Moe) else 1
-    q, qkv = _widths(layer.attention, asked)
-    # Queries are rotated in float32: the product and both of its terms.
-    attended = tokens * (qkv + 2 * q) * width + 3 * tokens * q * 4
-    attended += _our_gathered(layer.attention, asked)
-    return stream + max(attended, 4 * tokens * inner * times * width)
+    queries, qkv = _widths(layer.attention, asked)
+    return layer_bytes(
+        tokens=asked.limits.chunk,
+        hidden=asked.geometry.hidden,
+        queries=queries,
+        qkv=qkv,
+        inner=even_part(layer.mlp.inner, asked.layout.tp, asked.tp_rank) * times,
+        gathered=_our_gathered(layer.attention, asked),
+        width=ACTIVATION_BYTES,
+    )
 
 
 def _widths(attention: AnyAttention, asked: Asked) -> tuple[int, int]:
     """Numbers of a token in the queries of a rank, and in its queries, keys and values."""
     tp, rank = asked.layout.tp, asked.tp_rank
     if isinstance(attention, LinearAttention):
-        channels = _part(attention.channels, tp, rank)
-        return _part(attention.key_heads * attention.key_dim, tp, rank), channels
+        channels = even_part(attention.channels, tp, rank)
+        return even_part(attention.key_heads * attention.key_dim, tp, rank), channels
     if isinstance(attention, LatentAttention):
-        heads = _part(attention.heads, tp, rank)
+        heads = even_part(attention.heads, tp, rank)
         q = heads * (attention.nope_dim + attention.rope_dim)
         return q, 2 * q + heads * attention.v_dim
     shares = head_split(attention.heads, attention.kv_heads, tp)[rank]
@@ -120,23 +119,13 @@ def _our_gathered(attention: AnyAttention, asked: Asked) -> int:
     heads = head_split(attention.heads, attention.kv_heads, asked.layout.tp)[asked.tp_rank]
     scale = SCALE_BYTES if KV_BYTES[asked.kv_dtype] == 1 else 0
     row = attention.head_dim * KV_BYTES[asked.kv_dtype] + scale
-    return min(asked.limits.max_model_len, _GATHERED) * 2 * heads.num_kv * row
+    return min(asked.limits.max_model_len, GATHERED_TOKENS) * 2 * heads.num_kv * row
 
 
 def _our_logits(asked: Asked) -> int:
     if not asked.last:
         return 0
-    vocab, rows = asked.geometry.vocab, min(asked.limits.max_num_seqs, asked.limits.chunk)
-    part = rows * _part(vocab, asked.layout.tp, asked.tp_rank) * 4
-    return part if asked.tp_rank else part + 4 * rows * vocab * 4
-
-
-def _our_links(asked: Asked) -> int:
-    step = asked.limits.chunk * asked.geometry.hidden * 2
-    tp, pp = asked.layout.tp, asked.layout.pp
-    return (2 * tp * min(step, _SLOT) if tp > 1 else 0) + (4 * pp * step if pp > 1 else 0)
-
-
-def _part(total: int, parts: int, index: int) -> int:
-    first, last = even_split(total, parts)[index]
-    return last - first
+    rows = min(asked.limits.max_num_seqs, asked.limits.chunk)
+    return logit_bytes(
+        rows=rows, vocab=asked.geometry.vocab, tp=asked.layout.tp, tp_rank=asked.tp_rank
+    )
