@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.planner import names
 from ekiden.planner.geometry import Geometry, from_config, from_path
 
 _SUFFIXES = ("instruct", "chat", "base", "hf", "it", "pt", "fp8", "awq", "gptq", "bf16")
@@ -77,9 +77,7 @@ def by_name(name: str) -> Geometry:
 
 def nearest(name: str) -> str:
     """Up to three names of the table that look like ``name``, with commas between."""
-    wanted, names = plain(name), {plain(e.name): e.name for e in entries()}
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.0)
-    return ", ".join(names[found] for found in close)
+    return names.nearest(plain(name), {plain(e.name): e.name for e in entries()})
 
 
 def geometry(model: str) -> Geometry:

@@ -63,23 +63,18 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
     lacking = [rank for rank in found.ranks if _breaks(rank, found, sequences)]
     rank = min(lacking, key=lambda rank: rank.kv) if lacking else found.ranks[found.tightest]
     breaks = _breaks(rank, found, sequences)
-    reason = _reason(rank, found, sequences, breaks)
-    if not breaks:
-        return Fit(
-            replica=replica,
-            memory=found,
-            sequences=sequences,
-            fits=True,
-            breaks="",
-            reason=reason,
-        )
-    return Fit(
+    bare = Fit(
         replica=replica,
         memory=found,
         sequences=sequences,
-        fits=False,
+        fits=not breaks,
         breaks=breaks,
-        reason=reason,
+        reason=_reason(rank, found, sequences, breaks),
+    )
+    if bare.fits:
+        return bare
+    return msgspec.structs.replace(
+        bare,
         nearest=_nearest(replica, sequences, per_host),
         longest=_longest(replica, sequences),
         smaller=_smaller(replica, sequences),

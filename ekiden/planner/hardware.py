@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.names import nearest
 
 GIB = 1 << 30
 HIDDEN_SHARE = 0.015
@@ -85,6 +85,5 @@ def gpu(name: str) -> Gpu:
     names = _by_name()
     if (found := names.get(_plain(name))) is not None:
         return found
-    close = difflib.get_close_matches(_plain(name), names, n=3, cutoff=0.0)
-    near = ", ".join(dict.fromkeys(names[key].name for key in close))
+    near = nearest(_plain(name), {key: known.name for key, known in names.items()})
     raise SetupError(f"GPU {name!r} is not in the planner's table: nearest are {near}")

@@ -122,14 +122,15 @@ def memory(replica: Replica) -> Memory:
         scale_bytes=profile.kv_scale_bytes,
         balanced=balanced,
     )
+    limits = replica.resolved
     ranks = tuple(
-        _sum(replica, index, weights[index], shapes[index]) for index in range(layout.gpus)
+        _sum(replica, limits, index, weights[index], shapes[index]) for index in range(layout.gpus)
     )
-    return Memory(ranks=ranks, limits=replica.resolved, block_size=profile.block_size, dp=layout.dp)
+    return Memory(ranks=ranks, limits=limits, block_size=profile.block_size, dp=layout.dp)
 
 
-def _sum(replica: Replica, index: int, weights: int, shape: RankKv) -> RankSum:
-    profile, layout, limits = replica.profile, replica.layout, replica.resolved
+def _sum(replica: Replica, limits: Resolved, index: int, weights: int, shape: RankKv) -> RankSum:
+    profile, layout = replica.profile, replica.layout
     group = layout.tp * layout.dp
     peak = profile.peak(
         Asked(

@@ -6,11 +6,10 @@ biases stay floats in every format here, attention too in some: that is a quarte
 
 from __future__ import annotations
 
-import difflib
-
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.names import unknown
 from ekiden.planner.parts import Matrix
 
 FLOATS = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -125,14 +124,14 @@ def weight_format(name: str) -> WeightFormat:
     Raises:
         SetupError: it is not known; the message has those that are, the nearest first.
     """
-    plain = name.strip().lower().replace("_", "-")
+    plain = _plain(name)
     if (found := FORMATS.get(_ALIASES.get(plain, plain))) is not None:
         return found
-    near = difflib.get_close_matches(plain, FORMATS, n=1)
-    hint = f"nearest is {near[0]}; " if near else ""
-    raise SetupError(
-        f"weight format {name!r} is not known: {hint}choose one of {', '.join(FORMATS)}"
-    )
+    raise unknown("weight format", name, FORMATS, plain)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
 
 
 KV_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1, "int8": 1}
@@ -148,7 +147,7 @@ def kv_format(name: str) -> str:
     Raises:
         SetupError: it is none; the message has those that there are.
     """
-    plain = name.strip().lower().replace("_", "-")
+    plain = _plain(name)
     if (found := _KV_ALIASES.get(plain, plain)) in KV_BYTES:
         return found
     raise SetupError(f"KV dtype {name!r} is not known: choose one of {', '.join(KV_BYTES)}")

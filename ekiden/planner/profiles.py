@@ -6,15 +6,14 @@ from what its start-up logs print (``torch peak memory increase``, ``non-torch``
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
-from ekiden.core.errors import SetupError
 from ekiden.planner.hardware import GIB
 from ekiden.planner.limits import Resolved
+from ekiden.planner.names import unknown
 from ekiden.planner.peaks import Asked, Peak, chunk_or_sampler, ours
 from ekiden.planner.precision import SCALE_BYTES
 from ekiden.planner.weights import Holding
@@ -180,8 +179,4 @@ def profile(name: str) -> Profile:
     """
     if name in PROFILES:
         return PROFILES[name]
-    near = difflib.get_close_matches(name, PROFILES, n=1)
-    hint = f"nearest is {near[0]}; " if near else ""
-    raise SetupError(
-        f"engine profile {name!r} is not known: {hint}choose one of {', '.join(PROFILES)}"
-    )
+    raise unknown("engine profile", name, PROFILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -137,13 +138,6 @@ def stored(directory: Path) -> Stored:
     tensors = Checkpoint.open(directory).tensors.values()
     floats = [t for t in tensors if t.dtype in ("F64", "F32", "F16", "BF16")]
     return Stored(
-        elements=sum(_count(t.shape) for t in floats),
+        elements=sum(math.prod(t.shape) for t in floats),
         bytes=sum(t.stop - t.start for t in tensors),
     )
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total
