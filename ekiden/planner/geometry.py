@@ -15,8 +15,10 @@ import msgspec
 
 from ekiden.core.errors import SetupError
 from ekiden.models.fields import Fields, read_json
-from ekiden.planner.families import layers_of, resolve_family
-from ekiden.planner.parts import VOCAB, Layer, Matrix, Moe, column, whole
+from ekiden.planner.families import resolve_family
+from ekiden.planner.matrices import VOCAB, Matrix, column, whole
+from ekiden.planner.parts import Layer, Moe
+from ekiden.planner.reading import layers_of
 
 EMBEDDING, HEAD = "embedding", "head"
 

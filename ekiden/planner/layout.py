@@ -7,7 +7,8 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.parallel.split import balanced_split, even_part, even_split, head_split
 from ekiden.planner.geometry import Geometry
-from ekiden.planner.parts import HEADS, KV_HEADS, WHOLE, AnyAttention, Attention, Matrix
+from ekiden.planner.matrices import HEADS, KV_HEADS, WHOLE, Matrix
+from ekiden.planner.parts import AnyAttention, Attention
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.matrices import Matrix
 from ekiden.planner.names import unknown
-from ekiden.planner.parts import Matrix
 
 FLOATS = {"bf16": 2, "fp16": 2, "fp32": 4}
 LINEAR = frozenset({"attention", "mlp", "shared", "expert"})

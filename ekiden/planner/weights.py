@@ -11,7 +11,8 @@ import msgspec
 from ekiden.models.checkpoint import Checkpoint
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout, local, stages
-from ekiden.planner.parts import INNER, VOCAB, LatentAttention, Layer, Matrix, column
+from ekiden.planner.matrices import INNER, VOCAB, Matrix, column
+from ekiden.planner.parts import LatentAttention, Layer
 from ekiden.planner.precision import WeightFormat
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.layout import Layout
-from ekiden.planner.parts import Matrix
+from ekiden.planner.matrices import Matrix
 from ekiden.planner.precision import FORMATS, weight_format
 from ekiden.planner.weights import Holding, rank_weights
 

@@ -1,0 +1,122 @@
+"""Every layer of a model, read out of its config by the row of its family."""
+
+from __future__ import annotations
+
+from ekiden.core.errors import SetupError
+from ekiden.models.fields import Fields
+from ekiden.planner.families import Family
+from ekiden.planner.parts import (
+    AnyAttention,
+    Attention,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mlp,
+    Moe,
+)
+
+
+def layers_of(family: Family, fields: Fields) -> tuple[Layer, ...]:
+    """Every decoder layer, in order."""
+    kinds = _kinds(family, fields)
+    return tuple(
+        Layer(
+            attention=_attention(family, fields, kind),
+            mlp=_mlp(family, fields, layer),
+            norms=family.norms,
+        )
+        for layer, kind in enumerate(kinds)
+    )
+
+
+FULL, LINEAR = "full_attention", "linear_attention"
+_WINDOWED = ("sliding_attention", "chunked_attention")
+
+
+def _kinds(family: Family, fields: Fields) -> list[str]:
+    """``layer_types`` of the file, or what the family's rule says."""
+    count = fields.positive("num_hidden_layers")
+    kinds = fields.get("layer_types")
+    if kinds is None and family.defaults.get("linear_conv_kernel_dim"):
+        every = fields.positive("full_attention_interval", 4)
+        return [LINEAR if (i + 1) % every else FULL for i in range(count)]
+    if kinds is None:
+        slides = family.slides
+        return [_WINDOWED[0] if slides and slides(fields, i) else FULL for i in range(count)]
+    known = (FULL, LINEAR, *_WINDOWED)
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - set(known):
+        raise SetupError(
+            f"{fields.file}: layer_types must name {count} layers, each one of {', '.join(known)}"
+        )
+    return kinds
+
+
+def _attention(family: Family, fields: Fields, kind: str) -> AnyAttention:
+    heads = fields.positive("num_attention_heads")
+    if kind == LINEAR:
+        return LinearAttention(
+            key_heads=fields.positive("linear_num_key_heads"),
+            value_heads=fields.positive("linear_num_value_heads"),
+            key_dim=fields.positive("linear_key_head_dim"),
+            value_dim=fields.positive("linear_value_head_dim"),
+            kernel=fields.positive("linear_conv_kernel_dim"),
+        )
+    if family.latent:
+        return LatentAttention(
+            heads=heads,
+            q_rank=fields.get("q_lora_rank") or 0,
+            kv_rank=fields.positive("kv_lora_rank"),
+            nope_dim=fields.positive("qk_nope_head_dim"),
+            rope_dim=fields.positive("qk_rope_head_dim"),
+            v_dim=fields.positive("v_head_dim"),
+        )
+    return _grouped(family, fields, kind, heads)
+
+
+def _grouped(family: Family, fields: Fields, kind: str, heads: int) -> Attention:
+    kv_heads = fields.positive("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise SetupError(
+            f"{fields.file}: num_attention_heads {heads} is not a multiple of "
+            f"num_key_value_heads {kv_heads}"
+        )
+    stated = bool(fields.get("attention_bias", False))
+    return Attention(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=fields.get("head_dim") or fields.positive("hidden_size") // heads,
+        window=fields.get(family.window_field) or 0 if kind in _WINDOWED else 0,
+        qkv_bias=stated if family.qkv_bias is None else family.qkv_bias,
+        o_bias=stated if family.o_bias is None else family.o_bias,
+        qk_norm=family.qk_norm,
+        output_gate=family.output_gate,
+        sinks=family.sinks,
+        rotated=0.0 if family.position_offset else fields.get("partial_rotary_factor") or 1.0,
+    )
+
+
+def _mlp(family: Family, fields: Fields, layer: int) -> Mlp | Moe:
+    if family.experts_field and family.is_sparse(fields, layer):
+        inner = fields.positive(family.moe_inner_field)
+        return Moe(
+            experts=fields.positive(family.experts_field),
+            top_k=fields.positive("num_experts_per_tok"),
+            inner=inner,
+            shared_inner=_shared_inner(family, fields, inner),
+            shared_gate=family.shared_gate,
+            bias=family.expert_bias,
+            correction_bias=family.correction_bias,
+        )
+    name = family.dense_inner_field if family.experts_field else family.inner_field
+    return Mlp(
+        inner=fields.positive(name),
+        gated=family.gated,
+        bias=family.mlp_bias or bool(fields.get("mlp_bias", False)),
+    )
+
+
+def _shared_inner(family: Family, fields: Fields, inner: int) -> int:
+    if not family.shared_field:
+        return 0
+    value = int(fields.get(family.shared_field) or 0)
+    return value * inner if family.shared_field == "n_shared_experts" else value
