@@ -30,9 +30,10 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         return math.log(max(value, 1e-12)) if self.log else value
 
 
-def from_zero(values: Iterable[float], start: float, end: float) -> Axis:
-    """From 0 to a round number no less than all values."""
+def from_zero(values: Iterable[float], start: float, end: float, *, whole: bool = False) -> Axis:
+    """From 0 to a round number no less than all values; ``whole``: no tick between two numbers."""
     step = _round_up(max(values, default=0.0) / TICKS or 1.0)
+    step = math.ceil(step) if whole else step
     ticks = tuple(step * number for number in range(TICKS + 1))
     return Axis(low=0.0, high=ticks[-1], start=start, end=end, ticks=ticks)
 

@@ -61,7 +61,8 @@ def timeline(
         low=0.0, high=last or 1.0, start=LEFT, end=right,
         ticks=tuple(tick for tick in across.ticks if tick <= last),
     )  # fmt: skip
-    up, other = _up(y for _, y in dots), _up(y for _, y in line)
+    up = _up(y for _, y in dots)
+    other = from_zero((y for _, y in line), HEIGHT - BOTTOM, TOP, whole=True)
     parts = _frame(title, "seconds", y_name, across, up, right=right)
     names = [y_name, line_name, *(["failed"] if failed else [])]
     parts += _legend(names, marks=False)

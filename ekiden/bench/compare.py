@@ -2,9 +2,9 @@
 
 Requests of one run are no independent draws: a queue makes neighbours slow together. So blocks of
 neighbouring requests are drawn again and again, with their order kept inside (circular block
-bootstrap, Politis and Romano 1992), and a figure is called changed when the interval of the ratio
-B / A leaves out 1. The confidence is that of the whole comparison: each of the figures compared
-gets its share of what may go wrong (Bonferroni).
+bootstrap, Politis and Romano 1992). The logarithm of the ratio B / A gets an interval of
+Student's t, and a figure is called changed when that leaves out 0. The confidence is that of the
+whole comparison: each of the figures compared gets its share of what may go wrong (Bonferroni).
 
 What differs between two starts of a server, or between two hours of a busy machine, a single run
 of each does not show.
@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -29,8 +30,8 @@ LEAST = 50
 _POINTS = {"p50": (50.0, LEAST), "p95": (95.0, 100)}
 """Percentiles, and how many values one needs."""
 _TIMES = ("ttft_ms", "tpot_ms", "itl_std_ms", "e2e_ms")
-_TAIL = 20
-"""Draws beyond each end of an interval."""
+CAME = "answers that came"
+_ROUNDS = 1000
 _LENGTHS = 3.0
 """A block is as many times as long as requests hang together."""
 _APART = 20
@@ -147,52 +148,57 @@ def _name(result: Result) -> str:
 
 def _level(a: Level, b: Level, alpha: float, chance: np.random.Generator) -> Iterator[Change]:
     for figure in _TIMES:
-        before, after = _values(a.samples, figure), _values(b.samples, figure)
+        runs = [_values(x.samples, figure) for x in (a, b)]
         for point, (percent, least) in _POINTS.items():
-            if min(len(before), len(after)) < least or not np.percentile(before, percent):
+            if min(map(len, runs)) < least or not np.percentile(runs[0], percent):
                 continue  # too few, or no ratio to nothing
             figure_of = partial(np.percentile, q=percent, axis=1)
-            draws = [_draws(values, figure_of, alpha, chance) for values in (before, after)]
-            at = float(np.percentile(before, percent)), float(np.percentile(after, percent))
-            change = _change(a.name, f"{figure} {point}", at, draws, alpha, more_is="worse")
-            yield (
-                change
-                if _enough(before, after)
-                else msgspec.structs.replace(change, verdict="unclear")
-            )
+            yield _change(a.name, f"{figure} {point}", runs, figure_of, alpha, chance)
     if a.errors or b.errors:
-        came = [np.array([not error for error in x.samples.error], dtype=float) for x in (a, b)]
-        draws = [_draws(v, _mean, alpha, chance) for v in came]
-        at = 1 - a.error_rate, 1 - b.error_rate
-        yield _change(a.name, "answers that came", at, draws, alpha, more_is="better")
-
-
-def _enough(*runs: Values) -> bool:
-    return all(len(values) / _hanging_together(values) >= _APART for values in runs)
+        runs = [np.array([not error for error in x.samples.error], dtype=float) for x in (a, b)]
+        yield _change(a.name, CAME, runs, partial(np.mean, axis=1), alpha, chance)
 
 
 def _change(
     level: str,
     figure: str,
-    at: tuple[float, float],
-    draws: Sequence[Values],
+    runs: Sequence[Values],
+    figure_of: Callable[[Values], Values],
     alpha: float,
-    *,
-    more_is: str,
+    chance: np.random.Generator,
 ) -> Change:
-    ratios = draws[1] / np.maximum(draws[0], _NOTHING)
-    low, high = np.percentile(ratios, [50 * alpha, 100 - 50 * alpha])
-    less_is = "better" if more_is == "worse" else "worse"
+    before, after = (float(figure_of(values[None])[0]) for values in runs)
+    draws = [np.log(np.maximum(_draws(values, figure_of, chance), _NOTHING)) for values in runs]
+    ratio = max(after, _NOTHING) / max(before, _NOTHING)
+    blocks = min(len(values) // _block(values) for values in runs)
+    reach = math.exp(_quantile(1 - alpha / 2, blocks) * float((draws[1] - draws[0]).std()))
+    low, high = ratio / reach, ratio * reach
     return Change(
         level=level,
         figure=figure,
-        before=at[0],
-        after=at[1],
-        ratio=at[1] / max(at[0], _NOTHING),
-        low=float(low),
-        high=float(high),
-        verdict=more_is if low > 1 else less_is if high < 1 else "same",
+        before=before,
+        after=after,
+        ratio=ratio,
+        low=low,
+        high=high,
+        verdict=_verdict(low, high, more_is_better=figure == CAME) if _enough(runs) else "unclear",
     )
+
+
+def _verdict(low: float, high: float, *, more_is_better: bool) -> str:
+    if low <= 1 <= high:
+        return "same"
+    return "better" if (low > 1) == more_is_better else "worse"
+
+
+def _enough(runs: Sequence[Values]) -> bool:
+    return all(len(values) / _hanging_together(values) >= _APART for values in runs)
+
+
+def _quantile(share: float, blocks: int) -> float:
+    """Student's t of so many blocks less one, by the expansion of Fisher and Cornish (1960)."""
+    z, free = NormalDist().inv_cdf(share), max(1, blocks - 1)
+    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
 
 
 def _values(samples: Samples, figure: str) -> Values:
@@ -202,17 +208,13 @@ def _values(samples: Samples, figure: str) -> Values:
 
 
 def _draws(
-    values: Values,
-    figure: Callable[[Values], Values],
-    alpha: float,
-    chance: np.random.Generator,
+    values: Values, figure: Callable[[Values], Values], chance: np.random.Generator
 ) -> Values:
-    """The figure of as many resamplings as an interval of ``alpha`` needs."""
-    rounds = math.ceil(2 * _TAIL / alpha)
+    """The figure of each of ``_ROUNDS`` resamplings."""
     at_once = max(1, _AT_ONCE // len(values))
     parts = [
-        figure(_resampled(values, min(at_once, rounds - begun), chance))
-        for begun in range(0, rounds, at_once)
+        figure(_resampled(values, min(at_once, _ROUNDS - begun), chance))
+        for begun in range(0, _ROUNDS, at_once)
     ]
     return np.concatenate(parts)
 
@@ -221,7 +223,8 @@ def _hanging_together(values: Values) -> float:
     """After how many requests one says nothing any more of the next: the autocorrelation, summed
     up to where it is lost in noise."""
     size = len(values)
-    ranks = values.argsort().argsort() - (size - 1) / 2  # an outlier must not hide the rest
+    ranks = np.unique(values, return_inverse=True)[1]  # an outlier must not hide the rest
+    ranks = ranks - ranks.mean()
     spectrum = np.fft.rfft(ranks, 2 * size)
     together = np.fft.irfft(np.abs(spectrum) ** 2)[:size]
     shares = together / max(together[0], _NOTHING)
@@ -232,7 +235,7 @@ def _hanging_together(values: Values) -> float:
 def _block(values: Values) -> int:
     size = len(values)
     length = math.ceil(_LENGTHS * _hanging_together(values))
-    return min(size, max(math.ceil(size ** (1 / 3)), length))
+    return min(size, max(math.ceil(math.cbrt(size)), length))
 
 
 def _resampled(values: Values, rounds: int, chance: np.random.Generator) -> Values:
@@ -241,8 +244,3 @@ def _resampled(values: Values, rounds: int, chance: np.random.Generator) -> Valu
     starts = chance.integers(0, size, (rounds, math.ceil(size / block)))
     places = (starts[:, :, None] + np.arange(block)) % size
     return values.take(places.reshape(rounds, -1)[:, :size])
-
-
-def _mean(drawn: Values) -> Values:
-    means: Values = drawn.mean(axis=1)
-    return means

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -50,7 +51,7 @@ def level(
     return Level(
         name=name,
         load=load,
-        value=value,
+        value=value if math.isfinite(value) else None,
         requests=len(rows),
         succeeded=len(good),
         errors=dict(errors),
@@ -139,8 +140,8 @@ def _notes(lag: Spread, client_cpu: float) -> list[str]:
     notes = []
     if lag.p99 > LATE_MS:
         notes.append(
-            f"requests were sent late (P99 {lag.p99:.1f} ms): more --processes, or a higher "
-            "--max-in-flight; times count from the scheduled moment"
+            f"requests were sent late (P99 {lag.p99:.1f} ms), and times count from the scheduled "
+            "moment: the client's machine was busy, or --max-in-flight or --processes is too low"
         )
     if client_cpu > BUSY:
         notes.append(

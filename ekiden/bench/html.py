@@ -15,6 +15,8 @@ MAX_DOTS = 2000
 """Requests of a timeline that are drawn; of more, every nth."""
 MAX_OUTLINES = 5
 _BINS_PER_FACTOR = 24
+_FAR = 4
+"""Times; what is further from the median below, or from P99 above, is not drawn."""
 _POINTS = ("p50", "p95", "p99")
 _TIMES = (
     ("TTFT", "ttft_ms"),
@@ -25,6 +27,11 @@ _TIMES = (
     ("E2E", "e2e_ms"),
     ("schedule lag", "schedule_lag_ms"),
 )
+_X_NAMES = {
+    "rate": "requests/s",
+    "concurrency": "requests at a time",
+    "trace": "speed of the trace",
+}
 _STYLE = """
 body { font: 15px/1.5 sans-serif; color: #222; background: #fff; margin: 2em auto;
   max-width: 84em; padding: 0 1.5em; }
@@ -125,25 +132,22 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _sweep(levels: Sequence[Level]) -> Iterator[str]:
     """Times and throughput against the load; nothing of a single level."""
-    finite = [level for level in levels if math.isfinite(level.value) and level.succeeded]
-    if len({level.value for level in finite}) < 2:
+    placed = [(level.value, level) for level in levels if level.value and level.succeeded]
+    if len({value for value, _ in placed}) < 2:
         return
-    x_name = {"rate": "requests/s", "trace": "speed of the trace"}.get(
-        finite[0].load, "requests at a time"
-    )
+    x_name = _X_NAMES[levels[0].load]
     for name, field in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms")):
         series = {
-            point: [(level.value, getattr(getattr(level, field), point)) for level in finite]
-            for point in _POINTS
+            p: [(v, getattr(getattr(level, field), p)) for v, level in placed] for p in _POINTS
         }
         yield charts.lines(f"{name} against load", x_name, "ms", series)
-    rates = {"output tokens/s": [(level.value, level.output_tokens_per_s) for level in finite]}
-    yield charts.lines("Throughput against load", x_name, "tokens/s", rates)
-    if all(level.goodput for level in finite):
+    tokens = {"output tokens/s": [(value, level.output_tokens_per_s) for value, level in placed]}
+    yield charts.lines("Throughput against load", x_name, "tokens/s", tokens)
+    if all(level.goodput for _, level in placed):
         both = {
-            "answered": [(level.value, level.requests_per_s) for level in finite],
+            "answered": [(value, level.requests_per_s) for value, level in placed],
             "within the SLO": [
-                (level.value, level.goodput.requests_per_s) for level in finite if level.goodput
+                (value, level.goodput.requests_per_s) for value, level in placed if level.goodput
             ],
         }
         yield charts.lines("Goodput against load", x_name, "requests/s", both)
@@ -160,10 +164,12 @@ def _itl(levels: Sequence[Level]) -> Iterator[str]:
 
 
 def _outline(level: Level) -> list[tuple[float, float]]:
-    """Shares of gaps in bins of equal ratio; gaps within one read (0 ms) have no place on it."""
+    """Shares of gaps in bins of equal ratio, without what is far from nearly all: an axis of
+    ratios would be mostly empty, and gaps within one read (0 ms) have no place on it."""
     bins: dict[int, int] = {}
+    most = level.itl_ms.p99 * _FAR
     for bucket in level.itl_histogram:
-        if bucket.ms > 0:
+        if level.itl_ms.p50 / _FAR <= bucket.ms <= most and bucket.ms > 0:
             place = math.floor(math.log(bucket.ms) * _BINS_PER_FACTOR)
             bins[place] = bins.get(place, 0) + bucket.count
     if not bins:

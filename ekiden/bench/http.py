@@ -161,7 +161,7 @@ class _Connection(asyncio.Protocol):
         """One request and its answer. True when another may follow."""
         if self._lost:
             raise Hangup("the idle connection was closed", silent=True)
-        self._sink, self._refusal, self._began = sink, b"", False
+        self._sink, self._refusal, self._began, self._reusable = sink, b"", False, False
         self._parser = httptools.HttpResponseParser(self)
         loop = asyncio.get_running_loop()
         self._ended, self._enough = loop.create_future(), loop.create_future()
@@ -172,7 +172,7 @@ class _Connection(asyncio.Protocol):
         if not self._ended.done() or (sink.done and self._ended.exception()):
             return False
         self._ended.result()
-        return bool(self._parser.should_keep_alive())
+        return self._reusable
 
     def data_received(self, data: bytes) -> None:
         if self._ended is None or self._ended.done():
@@ -201,6 +201,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._ended is not None  # nothing is parsed before a request was sent
         code = self._parser.get_status_code()
+        self._reusable = self._parser.should_keep_alive()
         if self._ended.done():
             return
         if code == 200:

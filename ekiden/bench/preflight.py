@@ -82,12 +82,18 @@ class _Probe:
         except NoConnection as error:
             raise SetupError(f"no server answers at --base-url: {error}") from None
         except (BadStream, Hangup) as error:
-            raise SetupError(f"{path} does not answer with a stream of events: {error}") from None
+            raise _no_stream(path, str(error)) from None
+        if not reading.finished:
+            raise _no_stream(path, "what came has no event that finishes")
         return reading
 
     async def count(self, dialect: Dialect, text: str) -> int:
         usage = (await self(dialect, text)).usage
         return usage.prompt_tokens if usage else 0
+
+
+def _no_stream(path: str, why: str) -> SetupError:
+    return SetupError(f"{path} does not answer with a stream of events: {why}")
 
 
 async def _dialect(probe: _Probe, asked: Dialect) -> tuple[Dialect, bool, list[str]]:

@@ -101,7 +101,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     load: str
     """``rate`` (requests/s), ``concurrency`` or ``trace`` (speed)."""
-    value: float
+    value: float | None
+    """None: a rate without end, all at once."""
     requests: int
     succeeded: int
     errors: dict[str, int]
