@@ -216,6 +216,8 @@ def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
     if args.rate and (args.concurrency or args.trace):
         other = "--concurrency" if args.concurrency else "--trace"
         raise SetupError(f"--rate and {other} each say when requests are sent: choose one")
+    if math.inf in args.rate and not args.num_prompts:
+        raise SetupError("--rate inf sends all requests at once: say how many with --num-prompts")
     if args.rate:
         return tuple(Load(kind="rate", value=value) for value in args.rate)
     if args.trace and not args.concurrency:

@@ -128,6 +128,7 @@ def test_an_option_that_cannot_be_read_is_named(
     [
         (["--rate", "1", "--concurrency", "1"], "--rate and --concurrency each say"),
         (["--rate", "1", "--trace", "x"], "--trace x cannot be read"),
+        (["--rate", "inf", "--duration", "1"], "say how many with --num-prompts"),
         (["--base-url", "nowhere"], "--base-url nowhere is not an HTTP address"),
         (["--shared-prefix-tokens", "256"], "shared_prefix_tokens 256 leaves nothing"),
         (["--base-url", f"http://127.0.0.1:{free_port()}"], "no server answers"),
