@@ -34,13 +34,20 @@ def _row(index: int, wait: float, fail: int) -> Record:
     )
 
 
-def queued(seed: int, count: int) -> Result:
-    """Waits that follow one another closely, as those of a queue do."""
-    chance = np.random.default_rng(seed)
-    noise, walk = chance.normal(0, 0.3, count), [0.0]
+def walk(seed: int, count: int, keeps: float) -> np.ndarray:
+    """Values that follow one another closely, as waits in a queue do."""
+    noise, values = np.random.default_rng(seed).normal(0, 0.3, count), [0.0]
     for step in noise:
-        walk.append(0.97 * walk[-1] + step)
-    return result_of(level_of([_row(i, w, 0) for i, w in enumerate(np.exp(walk[1:]).tolist())]))
+        values.append(keeps * values[-1] + step)
+    return np.array(values[1:])
+
+
+def queued(seed: int) -> Result:
+    return result_of(level_of(_rows(np.exp(walk(seed, 200, 0.97)))))
+
+
+def _rows(waits: np.ndarray) -> list[Record]:
+    return [_row(i, wait, 0) for i, wait in enumerate(waits.tolist())]
 
 
 def verdicts(found: Comparison) -> dict[str, str]:
@@ -83,8 +90,20 @@ def test_one_outage_is_no_evidence_of_many_failures():
 
 
 def test_requests_that_hang_together_are_no_evidence_of_as_many():
-    unclear = [verdicts(compare(queued(i, 200), queued(50 + i, 200))) for i in range(4)]
+    unclear = [verdicts(compare(queued(i), queued(50 + i))) for i in range(4)]
     assert {found["ttft_ms p50"] for found in unclear} == {"unclear"}
+
+
+def test_the_longer_requests_hang_together_the_wider_the_interval():
+    """Of a series in which each value is 0.95 of the one before, 39 say as much as one."""
+    hanging = [walk(seed, 4000, 0.95) for seed in (1, 2)]
+    shuffled = [np.random.default_rng(3).permutation(values) for values in hanging]
+    widths = []
+    for pair in (hanging, shuffled):
+        found = compare(*(result_of(level_of(_rows(np.exp(values)))) for values in pair))
+        (change,) = [c for c in found.changes if c.figure == "ttft_ms p50"]
+        widths.append(np.log(change.high / change.low))
+    assert 4.7 < widths[0] / widths[1] < 9
 
 
 def test_of_few_answers_nothing_is_said():

@@ -93,6 +93,12 @@ def test_samples_stand_in_the_order_in_which_they_were_due():
     assert level.samples.index == [1, 2]
 
 
+def test_a_failed_request_leaves_no_time_per_token_in_the_samples():
+    samples = level_of([record(0), record(1, error="disconnected")]).samples
+    assert samples.tpot_ms == [pytest.approx(100), None]
+    assert samples.itl_std_ms == [0.0, None]
+
+
 def account(decode: str, cached: int, computed: int, **more: object) -> Account:
     return Account(
         sources={"decode_cache": cached, "prefill_computed": computed},
