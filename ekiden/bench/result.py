@@ -147,6 +147,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     workload: str
     arrival: str
+    """``poisson``, ``constant``, ``burst``, ``trace``, or ``closed``: after the one before."""
     seed: int
     processes: int
     prompts: str

@@ -18,8 +18,8 @@ from ekiden.core import env
 from ekiden.core.errors import SetupError
 
 if TYPE_CHECKING:
+    from ekiden.bench.config import BenchConfig, Load
     from ekiden.bench.result import Result, Slo
-    from ekiden.bench.sweep import BenchConfig, Load
     from ekiden.bench.trace import Traced
     from ekiden.bench.workload import Drawn
 
@@ -162,8 +162,9 @@ def _write(args: argparse.Namespace, result: Result) -> None:
 
 def _config(args: argparse.Namespace) -> BenchConfig:
     from ekiden.bench.asking import Dialect
-    from ekiden.bench.sweep import BenchConfig
+    from ekiden.bench.config import BenchConfig
 
+    loads = _loads(args)
     workload, name = _workload(args)
     return BenchConfig(
         url=args.base_url,
@@ -173,8 +174,8 @@ def _config(args: argparse.Namespace) -> BenchConfig:
         tokenizer=args.tokenizer,
         workload=workload,
         workload_name=name,
-        loads=_loads(args),
-        arrival="trace" if args.trace else args.arrival,
+        loads=loads,
+        arrival={"rate": args.arrival, "concurrency": "closed"}.get(loads[0].kind, "trace"),
         burst=args.burst_size,
         seed=args.seed,
         count=_count(args),
@@ -211,7 +212,7 @@ def _workload(args: argparse.Namespace) -> tuple[Drawn | Traced, str]:
 
 
 def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
-    from ekiden.bench.sweep import Load
+    from ekiden.bench.config import Load
 
     if args.rate and (args.concurrency or args.trace):
         other = "--concurrency" if args.concurrency else "--trace"

@@ -8,8 +8,9 @@ from live_gateway import Live
 
 from ekiden.bench import service
 from ekiden.bench.asking import Dialect
+from ekiden.bench.config import BenchConfig, Load
 from ekiden.bench.result import Result
-from ekiden.bench.sweep import BenchConfig, Load, run
+from ekiden.bench.sweep import run
 from ekiden.bench.workload import Drawn, Shape
 
 COUNT = 12

@@ -127,7 +127,8 @@ def test_an_option_that_cannot_be_read_is_named(
     ("argv", "says"),
     [
         (["--rate", "1", "--concurrency", "1"], "--rate and --concurrency each say"),
-        (["--rate", "1", "--trace", "x"], "--trace x cannot be read"),
+        (["--trace", "x"], "--trace x cannot be read"),
+        (["--rate", "1", "--trace", "x"], "--rate and --trace each say"),
         (["--rate", "inf", "--duration", "1"], "say how many with --num-prompts"),
         (["--base-url", "nowhere"], "--base-url nowhere is not an HTTP address"),
         (["--shared-prefix-tokens", "256"], "shared_prefix_tokens 256 leaves nothing"),
