@@ -25,8 +25,8 @@ MAX_REFUSAL = 1 << 16
 
 
 class Hangup(Exception):
-    """The server closed the connection before the answer's end. ``silent``: not a byte had come, and
-    the request had just been sent."""
+    """The server closed the connection before the answer's end. ``silent``: not a byte had come,
+    and the request had just been sent."""
 
     def __init__(self, message: str, *, silent: bool) -> None:
         super().__init__(message)
