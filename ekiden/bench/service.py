@@ -30,20 +30,23 @@ _CACHES = ("decode_cache", "prefill_cache")
 
 
 class Gauges:
-    """Readings by name and labels."""
+    """Readings by name, then by labels."""
 
     def __init__(self) -> None:
-        self._readings: dict[str, list[float]] = defaultdict(list)
+        self._readings: dict[str, dict[str, list[float]]] = {}
 
     def read(self, text: str) -> None:
         for family in text_string_to_metric_families(text):
             if what := GAUGES.get(family.name):
                 for sample in family.samples:
-                    where = " ".join(sample.labels.values())
-                    self._readings[f"{what} {where}".strip()].append(sample.value)
+                    readings = self._readings.setdefault(what, defaultdict(list))
+                    readings[" ".join(sample.labels.values())].append(sample.value)
 
-    def spreads(self) -> dict[str, Spread]:
-        return {name: spread(values) for name, values in sorted(self._readings.items())}
+    def spreads(self) -> dict[str, dict[str, Spread]]:
+        return {
+            what: {where: spread(values) for where, values in sorted(readings.items())}
+            for what, readings in self._readings.items()
+        }
 
 
 @asynccontextmanager
@@ -71,7 +74,7 @@ async def _watch(client: httpx.AsyncClient, url: str, gauges: Gauges) -> None:
             return  # a server with other metrics or none
 
 
-def service(records: Sequence[Record], gauges: dict[str, Spread]) -> Service | None:
+def service(records: Sequence[Record], gauges: dict[str, dict[str, Spread]]) -> Service | None:
     """None where no answer had our account."""
     told = [(row, row.account) for row in records if row.ok and row.account is not None]
     if not told:
