@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,8 +88,10 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         "hash_ids")  # fmt: skip
     add("--max-model-len", type=at_least(0), default=0, metavar="N",
         help="leave out requests of the trace with more tokens (default: 0, none)")  # fmt: skip
+    add("--repeat-prompts", action="store_true",
+        help="ask what an earlier run asked, which a prefix cache may know")  # fmt: skip
     add("--seed", type=at_least(0), default=0, metavar="N",
-        help="of lengths, texts and arrivals (default: 0)")  # fmt: skip
+        help="of lengths and arrivals (default: 0)")  # fmt: skip
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -193,8 +196,9 @@ def _workload(args: argparse.Namespace) -> tuple[Drawn | Traced, str]:
     from ekiden.bench.trace import Traced
     from ekiden.bench.workload import NAMED, Drawn, Shape
 
+    salt = "" if args.repeat_prompts else secrets.token_hex(4)
     if args.trace:
-        traced = Traced(path=args.trace, max_len=args.max_model_len, seed=args.seed)
+        traced = Traced(path=args.trace, max_len=args.max_model_len, seed=args.seed, salt=salt)
         return traced, f"trace {Path(args.trace).name}, {traced.size} requests"
     shapes = tuple(
         Shape(args.prompt_tokens or shape.prompt, args.output_tokens or shape.output)
@@ -205,6 +209,7 @@ def _workload(args: argparse.Namespace) -> tuple[Drawn | Traced, str]:
         shared_prefix=args.shared_prefix_tokens,
         prefixes=args.prefixes,
         seed=args.seed,
+        salt=salt,
     )
     lengths = ", ".join(f"{shape.prompt}/{shape.output}" for shape in dict.fromkeys(shapes))
     shared = f", {args.shared_prefix_tokens} tokens shared" if args.shared_prefix_tokens else ""

@@ -10,8 +10,13 @@ import pytest
 from ports import free_port
 
 from ekiden.bench import result as results
+from ekiden.bench import sweep
+from ekiden.bench.config import BenchConfig
 from ekiden.bench.mock import MockConfig, serving
+from ekiden.bench.result import Result
+from ekiden.bench.wording import Wording
 from ekiden.cli.main import main
+from ekiden.core.errors import SetupError
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +73,23 @@ def test_levels_ask_for_different_prompts(mock: str, tmp_path: Path):
     assert main([*argv, "--output-tokens", "2", "--num-warmups", "2", "--json", str(path)]) == 0
     seen = [index for level in results.read(path).levels for index in level.samples.index]
     assert len(set(seen)) == 8
+
+
+def test_a_second_run_asks_anew_unless_told_to_repeat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Else the server would have every prompt of the first in its cache."""
+    asked: list[str] = []
+
+    async def note(config: BenchConfig, *_: object) -> Result:
+        asked.append(Wording().text(config.workload.ask(3).pieces))
+        raise SetupError("enough")
+
+    monkeypatch.setattr(sweep, "run", note)
+    for option in ([], [], ["--repeat-prompts"], ["--repeat-prompts"]):
+        main(["bench", *option])
+    assert len(set(asked)) == 3
+    assert asked[2] == asked[3]
 
 
 def test_a_closed_loop_ends_by_time(mock: str, tmp_path: Path):

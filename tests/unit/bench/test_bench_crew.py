@@ -31,10 +31,11 @@ def errand(url: str, **changes: object) -> Errand:
     return Errand(**{**fields, **changes})
 
 
-def pids() -> list[int]:
-    """Of the children of this process."""
+def workers_left() -> list[int]:
+    """Worker processes among the children of this one, ended or not."""
     tasks = Path("/proc/self/task").iterdir()
-    return [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return [p for p in children if b"bench.worker" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
 async def test_every_request_of_an_errand_is_heard_of_once():
@@ -44,7 +45,7 @@ async def test_every_request_of_an_errand_is_heard_of_once():
     assert sorted(row.index for row in found) == [0, 1, 2]
     assert all(row.ok for row in found)
     assert done.gaps.count == 3
-    assert pids() == []
+    assert workers_left() == []
 
 
 async def test_a_worker_that_is_killed_is_said_and_the_others_do_not_stay():
@@ -53,17 +54,17 @@ async def test_a_worker_that_is_killed_is_said_and_the_others_do_not_stay():
         running = asyncio.create_task(load)
         async with asyncio.timeout(60):
             await silent.asked.wait()
-        os.kill(pids()[0], signal.SIGKILL)
+        os.kill(workers_left()[0], signal.SIGKILL)
         with pytest.raises(EkidenError, match="process of the load ended with exit code -9"):
             await running
-    assert pids() == []
+    assert workers_left() == []
 
 
 async def test_a_load_that_does_not_end_is_given_up_at_its_deadline():
     async with serving(Scripted([], stays=True)) as server, crew(1) as workers:
         with pytest.raises(EkidenError, match="not over within 1 s"):
             await workers.run([errand(server.url)], lambda _: None, within_s=1.0)
-    assert pids() == []
+    assert workers_left() == []
 
 
 async def test_an_errand_that_cannot_work_is_refused_with_its_reason():
