@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ekiden.bench.arrivals import ARRIVALS
 from ekiden.cli.bar import Bar
 from ekiden.cli.bench_config import (
-    ARRIVALS,
     DEFAULT_BURST,
     DEFAULT_COUNT,
     WORKLOADS,

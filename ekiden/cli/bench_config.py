@@ -8,6 +8,8 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ekiden.bench.arrivals import ARRIVALS
+from ekiden.bench.workload import NAMED, Drawn, Shape
 from ekiden.core import env
 from ekiden.core.errors import SetupError
 
@@ -15,10 +17,8 @@ if TYPE_CHECKING:
     from ekiden.bench.config import BenchConfig, Load
     from ekiden.bench.result import Slo
     from ekiden.bench.trace import Traced
-    from ekiden.bench.workload import Drawn
 
-WORKLOADS = ("short-short", "short-long", "long-short", "long-long", "mixed")
-ARRIVALS = ("poisson", "constant", "burst")
+WORKLOADS = tuple(NAMED)
 DEFAULT_COUNT = 100
 DEFAULT_BURST = 8
 _FOR_DRAWN = "is for prompts that are drawn, and --trace has its own: leave one of them out"
@@ -89,7 +89,6 @@ def config_of(args: argparse.Namespace) -> BenchConfig:
 def _workload(args: argparse.Namespace) -> tuple[Drawn | Traced, str]:
     """What is asked, and its name."""
     from ekiden.bench.trace import Traced
-    from ekiden.bench.workload import NAMED, Drawn, Shape
 
     salt = "" if args.repeat_prompts else secrets.token_hex(4)
     if args.trace:
