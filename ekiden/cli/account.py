@@ -61,6 +61,9 @@ def _transfer(ours: dict[str, Any]) -> list[tuple[str, str]]:
         took = _ms(float(transfer.get("seconds", 0)))
         rows.append(("KV moved", f"{moved / 1e6:.2f} MB in {took} ({rate:.0f} MB/s)"))
         rows.append(("wire", str(transfer.get("wire") or "unknown")))
+    if fetched := transfer.get("fetched_tokens"):
+        size = transfer.get("fetched_bytes", 0) / 1e6
+        rows.append(("KV lent to prefill", f"{size:.2f} MB, {fetched} tokens that decode held"))
     return rows
 
 

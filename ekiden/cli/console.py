@@ -19,7 +19,11 @@ _QUESTION = "What is a relay race?"
 _START_LINES = 200
 """Of a service's log that are looked through once it is ready."""
 _SLOWER = re.compile(r"kernels of \S+ are (plain torch's, not \w+: .+)$", re.MULTILINE)
-_WIRE = re.compile(r"(KV from \S+ takes .+|prefill replica \S+: .+)$", re.MULTILINE)
+_WIRE = re.compile(
+    r"(KV from \S+ takes .+|KV from \S+: .+|KV wires from .+|KV wire \S+ is left out: .+|"
+    r"prefill replica \S+: .+)$",
+    re.MULTILINE,
+)
 _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 
@@ -110,8 +114,19 @@ def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{json.dumps(body)}'\n\n"
         f'  ekiden chat --url {url} "{_QUESTION}"\n'
+        f"{_handed_over(plan, url)}"
         f"  ekiden audit --redis {redis_url}\n\n"
         "Ctrl-C drains and ends all of it."
+    )
+
+
+def _handed_over(plan: Deployment, url: str) -> str:
+    """An example that is long enough for the prefill pool, where there is one."""
+    if not any(pool.size for pool in plan.pools if pool.role == "prefill"):
+        return ""
+    return (
+        f'  ekiden chat --url {url} "What does this say? $(head -c 2000 README.md)"\n'
+        "      (long enough to be handed over; decode prefills short prompts itself)\n"
     )
 
 

@@ -1,10 +1,13 @@
 """What is typed reaches the configuration structs; what cannot work is refused in a sentence."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from ekiden.cli import kv_options
 from ekiden.cli.main import build_parser, main
 from ekiden.cli.options import size, speculative
 from ekiden.cli.serve import gateway_config, gateway_models, service_config
@@ -113,6 +116,48 @@ def test_gateway_serves_several_models_by_name(tmp_path: Path):
 
 def test_vllms_spelling_of_the_kv_memory_is_understood_too():
     assert worker("--kv-cache-memory-bytes", "3MiB") == worker("--kv-cache-memory", "3MiB")
+
+
+@pytest.mark.parametrize("text", ["auto", "tcp", "shm,ucx,tcp", "tcp,shm"])
+def test_wires_are_auto_or_names(text: str):
+    assert worker("--kv-transport", text).kv_transport == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rdma", "'rdma' is not a wire for KV: choose auto, or some of shm, ucx, tcp, nixl"),
+        ("", "'' is not a wire for KV"),
+        ("tcp,", "'' is not a wire for KV"),
+        ("auto,tcp", "auto stands alone and tries shm, ucx, tcp"),
+        ("tcp,shm,tcp", "'tcp,shm,tcp' names a wire twice"),
+        ("shm,nixl", "nixl needs a package that is not installed here: pip install 'ekiden[nixl]'"),
+    ],
+)
+def test_wires_that_cannot_be_are_refused_before_a_model_is_loaded(
+    text: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(kv_options, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        worker("--kv-transport", text)
+    assert words in capsys.readouterr().err
+
+
+def test_a_shared_folder_must_be_there_and_be_ours(tmp_path: Path, capsys: Any):
+    assert worker("--kv-shm-dir", str(tmp_path)).kv_shm_dir == str(tmp_path)
+    assert worker().kv_shm_dir == ""
+    with pytest.raises(SystemExit):
+        worker("--kv-shm-dir", str(tmp_path / "nowhere"))
+    assert "nowhere' is not a folder: make it first, or mount it" in capsys.readouterr().err
+
+
+def test_a_shared_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(kv_options.os, "access", lambda path, mode: False)
+    with pytest.raises(SystemExit):
+        worker("--kv-shm-dir", str(tmp_path))
+    assert f"cannot be written by user {os.geteuid()}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

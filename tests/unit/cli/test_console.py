@@ -46,9 +46,13 @@ def test_the_wire_that_kv_takes_is_found_in_what_a_decode_service_says():
         "10:00:00 INFO [decode-0] decode_svc.wires: KV from prefill-0 takes shm 1.50 GB/s\n"
         "10:00:01 INFO [decode-0] ekiden.service.main: decode-0 serves on 127.0.0.1:1\n"
         "10:00:02 WARNING [decode-0] decode_svc.greeter: prefill replica prefill-1: it refused: x\n"
+        "10:00:03 INFO [decode-0 rank 0] kv_transfer.transports: KV wire ucx is left out: no ucxx\n"
+        "10:00:04 WARNING [decode-0] decode_svc.wires: KV from prefill-0: one host, yet shm 9\n"
     )
     assert wires(log) == [
         "KV from prefill-0 takes shm 1.50 GB/s",
         "prefill replica prefill-1: it refused: x",
+        "KV wire ucx is left out: no ucxx",
+        "KV from prefill-0: one host, yet shm 9",
     ]
     assert wires("loading weights: 40%") == []

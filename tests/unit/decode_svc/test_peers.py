@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from decode_svc import wires
+from decode_svc import probe
 from decode_svc.peers import RETRY_S, PrefillPeer, PrefillPeers
-from decode_svc.wires import NoWire, WireChooser
+from decode_svc.probe import Prober
+from decode_svc.wires import NoWire
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import ReplicaFailed
 from ekiden.core.types import PrefillCandidate
@@ -102,12 +103,12 @@ async def test_a_wire_is_tried_when_a_block_is_free_and_never_taken_untried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Pool()
-    chooser = WireChooser(pool)  # type: ignore[arg-type]
-    waiting = asyncio.ensure_future(chooser._scratch(16))
+    prober = Prober(pool)  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(prober._scratch(16))
     while not pool.asked:
         await asyncio.sleep(0)
     pool.give()
     assert (await waiting).blocks == (7,)
-    monkeypatch.setattr(wires, "PROBE_S", 0.05)
+    monkeypatch.setattr(probe, "PROBE_S", 0.05)
     with pytest.raises(ReplicaFailed, match="no block was free to try it"):
-        await WireChooser(Pool())._scratch(16)  # type: ignore[arg-type]
+        await Prober(Pool())._scratch(16)  # type: ignore[arg-type]
