@@ -16,6 +16,8 @@ from ekiden.core import env
 from ekiden.service.supervisor import Child, ChildDied, NotReady
 
 _QUESTION = "What is a relay race?"
+QUIET_S = 10.0
+"""How long nothing is said where there is no terminal."""
 _START_LINES = 200
 """Of a service's log that are looked through once it is ready."""
 _SLOWER = re.compile(r"kernels of \S+ are (plain torch's, not \w+: .+)$", re.MULTILINE)
@@ -40,12 +42,13 @@ def ready_line(child: Child) -> str:
 
 
 class Waiting:
-    """Lines for those that are ready; on a terminal also one that moves for those that are not."""
+    """Lines for those that are ready, and for those that are not: one that moves on a terminal,
+    and one now and then elsewhere."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self._waiting = list(children)
         self._tty = sys.stdout.isatty()
-        self._began = time.monotonic()
+        self._began = self._said_at = time.monotonic()
 
     def __enter__(self) -> Waiting:
         say(f"starting {', '.join(child.spec.name for child in self._waiting)}")
@@ -67,10 +70,17 @@ class Waiting:
             say(f"  {'':<10} kernels are {what}")
 
     def tick(self) -> None:
-        if self._tty and self._waiting:
-            names = ", ".join(at_work(child.spec.name, child.tail(1)) for child in self._waiting)
+        now = time.monotonic()
+        if not self._waiting or not (self._tty or now >= self._said_at + QUIET_S):
+            return
+        self._said_at = now
+        names = ", ".join(at_work(child.spec.name, child.tail(1)) for child in self._waiting)
+        line = f"  … {now - self._began:.0f} s: {names}"[:78]
+        if self._tty:
             self._wipe()
-            print(f"  … {time.monotonic() - self._began:.0f} s: {names}"[:78], end="", flush=True)
+            print(line, end="", flush=True)
+        else:
+            say(line)
 
     def _wipe(self) -> None:
         if self._tty:

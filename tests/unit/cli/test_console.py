@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ekiden.cli import console
 from ekiden.cli.console import at_work, killed, slower, wires
 from ekiden.layers.backends.choose import choose_ops
 from ekiden.layers.backends.native.build import COMPILING
@@ -56,3 +58,21 @@ def test_the_wire_that_kv_takes_is_found_in_what_a_decode_service_says():
         "KV from prefill-0: one host, yet shm 9",
     ]
     assert wires("loading weights: 40%") == []
+
+
+def test_where_there_is_no_terminal_a_long_start_says_now_and_then_what_it_is_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    child = SimpleNamespace(
+        spec=SimpleNamespace(name="decode-0"), tail=lambda lines: "INFO main: loading weights: 30%"
+    )
+    with console.Waiting([child]) as waiting:  # type: ignore[list-item]
+        for now in (101.0, 109.9, 110.0, 111.0, 120.0):
+            waiting.tick()
+    assert capsys.readouterr().out.splitlines() == [
+        "starting decode-0",
+        "  … 10 s: decode-0 (weights 30%)",
+        "  … 20 s: decode-0 (weights 30%)",
+    ]
