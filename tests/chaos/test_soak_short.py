@@ -1,4 +1,4 @@
-"""``make soak`` with a thousand requests: TP2 x PP2 hands over to TP3, and nothing decays or grows."""
+"""``make soak`` with a thousand requests, TP2 x PP2 to TP3: nothing decays and nothing grows."""
 
 from __future__ import annotations
 

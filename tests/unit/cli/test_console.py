@@ -10,6 +10,7 @@ import torch
 
 from ekiden.cli import console
 from ekiden.cli.console import at_work, killed, slower, wires
+from ekiden.core.clock import ManualClock
 from ekiden.layers.backends.choose import choose_ops
 from ekiden.layers.backends.native.build import COMPILING
 
@@ -63,13 +64,14 @@ def test_the_wire_that_kv_takes_is_found_in_what_a_decode_service_says():
 def test_where_there_is_no_terminal_a_long_start_says_now_and_then_what_it_is_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    clock = ManualClock()
+    monkeypatch.setattr(console.time, "monotonic", clock.now)
     child = SimpleNamespace(
         spec=SimpleNamespace(name="decode-0"), tail=lambda lines: "INFO main: loading weights: 30%"
     )
     with console.Waiting([child]) as waiting:  # type: ignore[list-item]
-        for now in (101.0, 109.9, 110.0, 111.0, 120.0):
+        for passed in (1.0, 8.9, 0.1, 1.0, 9.0):
+            clock.advance(passed)
             waiting.tick()
     assert capsys.readouterr().out.splitlines() == [
         "starting decode-0",
