@@ -85,7 +85,7 @@ async def dial(host: str, port: int) -> socket.socket:
         OSError: there is none.
     """
     found = lookup(host, port)
-    addresses = await asyncio.shield(asyncio.wrap_future(found))
+    addresses = await asyncio.wrap_future(found)  # under way: whoever leaves cannot cancel it
     try:
         sock = await _first(addresses)
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import subprocess
@@ -64,6 +65,24 @@ async def test_tries_share_the_lookup_that_is_under_way(names: Names) -> None:
     names.answer.set()
     with pytest.raises(OSError, match=r"redis is not known: .*Temporary failure"):
         await dial("redis", 6379)
+
+
+async def test_a_lookup_that_fails_when_no_try_waits_for_it_any_more_is_no_error_of_ours(
+    names: Names,
+) -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    late = asyncio.ensure_future(dial("redis", 6379))
+    await asyncio.wait([late], timeout=0.01)
+    late.cancel()
+    await asyncio.wait([late])
+    under_way = lookup("redis", 6379)
+    names.answer.set()
+    assert isinstance(under_way.exception(20), OSError)
+    del late, under_way  # and with them whatever waited
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert told == []
 
 
 async def test_a_name_is_looked_up_anew_once_the_last_answer_is_there(
