@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import socket
 from importlib.util import find_spec
-from pathlib import Path
 
 from kv_transfer.description import ALL_WIRES, AUTO_WIRES, WIRE_PACKAGES
 
@@ -40,11 +41,23 @@ def _check_wire(name: str) -> None:
 
 
 def shared_folder(text: str) -> str:
-    """A folder that exists and in which this user may make a socket; empty: none is named."""
-    if text and not Path(text).is_dir():
+    """A folder that exists and in which this user can make a socket; empty: none is named."""
+    if not text:
+        return text
+    if not os.path.isdir(text):  # Path's own fails where a folder above cannot be entered
         raise argparse.ArgumentTypeError(f"{text!r} is not a folder: make it first, or mount it")
-    if text and not os.access(text, os.W_OK | os.X_OK):
+    if not os.access(text, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(
             f"{text!r} cannot be written by user {os.geteuid()}: change its owner or its mode"
         )
+    # As long a name as the wire's own: that of a socket has about 100 characters, folders included.
+    trial = f"{text}/ekiden-kv-{os.getpid()}-{secrets.token_hex(8)}.sock.new"
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(trial)
+        os.unlink(trial)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"no socket can be made in {text!r}: {error.strerror or error}"
+        ) from None
     return text

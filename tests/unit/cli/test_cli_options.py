@@ -1,6 +1,7 @@
 """What is typed reaches the configuration structs; what cannot work is refused in a sentence."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,21 @@ def test_a_shared_folder_that_cannot_be_written_is_refused(
     with pytest.raises(SystemExit):
         worker("--kv-shm-dir", str(tmp_path))
     assert f"cannot be written by user {os.geteuid()}" in capsys.readouterr().err
+
+
+def test_a_shared_folder_in_which_no_socket_can_be_made_is_refused(tmp_path: Path, capsys: Any):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for folder, why in {
+        str(long): "no socket can be made in .*: AF_UNIX path too long",
+        "/proc/self/fd": "no socket can be made in|cannot be written",
+        str(tmp_path / ("x" * 300)): "is not a folder",
+    }.items():
+        with pytest.raises(SystemExit):
+            worker("--kv-shm-dir", folder)
+        assert re.search(why, capsys.readouterr().err)
+    worker("--kv-shm-dir", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["x" * 100]
 
 
 @pytest.mark.parametrize(
