@@ -8,7 +8,6 @@ queue behind them, and the loop could not close before the last.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 import time
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from aiohappyeyeballs import start_connection
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 
 Addresses = list[tuple[int, int, int, str, Any]]
@@ -87,51 +87,11 @@ async def dial(host: str, port: int) -> socket.socket:
     found = lookup(host, port)
     addresses = await asyncio.wrap_future(found)  # under way: whoever leaves cannot cancel it
     try:
-        sock = await _first(addresses)
+        sock = await start_connection(addresses, happy_eyeballs_delay=HEAD_START_S)
     except OSError:
         forget(host, port, found)
         raise
     forget(host, port, found)
-    return sock
-
-
-async def _first(addresses: Addresses) -> socket.socket:
-    """Of those that are tried one after the other, but the next also while one is silent."""
-    left = list(addresses)
-    tries: set[asyncio.Task[socket.socket]] = set()
-    failure: BaseException = OSError("the host has no address")
-    try:
-        while left or tries:
-            if left:
-                tries.add(asyncio.ensure_future(_connect(left.pop(0))))
-            head_start = HEAD_START_S if left else None
-            done, _ = await asyncio.wait(
-                tries, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
-                tries.discard(task)
-                if (error := task.exception()) is None:
-                    return task.result()
-                failure = error
-        raise failure
-    finally:
-        for task in tries:
-            task.add_done_callback(_drop)
-            task.cancel()
-
-
-def _drop(late: asyncio.Task[socket.socket]) -> None:
-    if not late.cancelled() and late.exception() is None:
-        late.result().close()
-
-
-async def _connect(address: tuple[int, int, int, str, Any]) -> socket.socket:
-    family, kind, protocol, _, where = address
-    with contextlib.ExitStack() as failed:
-        sock = failed.enter_context(socket.socket(family, kind, protocol))
-        sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, where)
-        failed.pop_all()
     return sock
 
 
