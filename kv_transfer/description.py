@@ -14,6 +14,8 @@ AUTO_WIRES = ("shm", "ucx", "tcp")
 """What ``--kv-transport auto`` opens where it can run, best first."""
 ALL_WIRES = (*AUTO_WIRES, "nixl")
 """What ``--kv-transport`` may name."""
+WIRE_PACKAGES = {"ucx": ("ucxx", "ekiden[worker]"), "nixl": ("nixl_cu12", "ekiden[nixl]")}
+"""Of wires that need more than Python: the module, and what installs it."""
 MAPPED_WIRES = frozenset({"shm", "mapped_memory"})
 """Decode reads prefill's pool itself: no message holds payload."""
 

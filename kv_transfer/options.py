@@ -27,3 +27,7 @@ class PortOptions(msgspec.Struct, frozen=True, kw_only=True):
     """After a session was given up, for its operations to end before the connection is broken."""
     limbo_s: float = 60.0
     """A message may be this much earlier than the order that announces its session."""
+
+    def needs(self, wire: str) -> bool:
+        """Was ``wire`` asked for by name? Then it is not left out where it cannot run."""
+        return self.all_needed or (wire == "shm" and bool(self.shm_folder))

@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "chaos")]
 
+from ekiden.cli.kv_options import wires  # noqa: E402
 from ekiden.core.env import quiet_grpc_forks  # noqa: E402
 
 quiet_grpc_forks()
@@ -34,6 +35,15 @@ from chaos_net import private_argv, why_not  # noqa: E402
 from chaos_plan import SEEDS  # noqa: E402
 from chaos_report import Report, markdown, save, screen, table  # noqa: E402
 from chaos_round import Row  # noqa: E402
+
+EPILOG = """examples:
+  make chaos                                            all seeds, 20 to 25 minutes on two cores
+  make chaos ARGS="--quick"                             one seed, a tenth of the faults: 2 minutes
+  make chaos ARGS="--kv-transport tcp --seeds 1"        one seed: about 10 minutes
+  make chaos ARGS="--markdown table.md --logs logs/"    keep the table and the services' logs
+
+exit codes: 0 no breach, 1 a breach or no fault at all, 2 an option that cannot be
+"""
 
 PAGE = """# What became of each fault
 
@@ -48,13 +58,21 @@ NO_HOSTS = {"tcp": "a tcp port is dialled where its replica is advertised, which
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the faults")
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[], help=f"default: 1 to {SEEDS}; quick: 1"
     )
     parser.add_argument(
-        "--kv-transport", default="ucx", metavar="NAME", help="the wire (default: ucx)"
+        "--kv-transport",
+        default="ucx",
+        metavar="NAMES",
+        type=wires,
+        help="the wire, or several with commas between (default: ucx)",
     )
     parser.add_argument(
         "--lanes", type=int, default=SEEDS, metavar="N", help=f"seeds at once (default: {SEEDS})"
@@ -62,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--no-hosts", action="store_true", help="all on loopback: no link is cut or slowed"
     )
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "chaos.json", metavar="FILE")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "chaos.json", metavar="FILE",
+                        help="every fault and its outcome (default: build/chaos.json)")  # fmt: skip
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there too")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the services' logs")
     parser.add_argument("--lane", type=Path, help=argparse.SUPPRESS)

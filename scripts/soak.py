@@ -34,6 +34,17 @@ from soak_load import REPLAYED, Load, ask_of  # noqa: E402
 from soak_memory import Sample, growth, look, not_flat  # noqa: E402
 from stack import Service, audit, ranks_of, save_tiny_model  # noqa: E402
 
+from ekiden.cli.kv_options import wires  # noqa: E402
+from ekiden.cli.options import at_least  # noqa: E402
+
+EPILOG = """examples:
+  make soak                                             5,000 requests, 4 minutes on two cores
+  make soak ARGS="--requests 500"                       half a minute
+  make soak ARGS="--kv-transport tcp --requests 2000"   over another wire
+
+exit codes: 0 no breach, 1 a breach, 2 an option that cannot be
+"""
+
 SMALL_POOL = ("--num-gpu-blocks-override", "400", "--max-model-len", "2048")
 """A few long sequences fill it: blocks are evicted, waited for and taken over all the time."""
 PREFILL = ("-tp", "2", "-pp", "2", "--max-num-batched-tokens", "256", *SMALL_POOL)
@@ -201,13 +212,33 @@ def say(found: Found) -> dict[str, Any]:
     return rows
 
 
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--requests", type=at_least(100), default=5000, metavar="N",
+        help="before the first 50 are replayed (default: 5000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv-transport", default="ucx", metavar="NAMES", type=wires,
+        help="the wire, or several with commas between (default: ucx)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "build" / "soak.json", metavar="FILE",
+        help="what was found, the samples of memory too (default: build/soak.json)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chart", type=Path, default=ROOT / "docs" / "charts" / "soak.svg", metavar="FILE",
+        help="the curve of memory (default: docs/charts/soak.svg)",
+    )  # fmt: skip
+    return parser
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--requests", type=int, default=5000, metavar="N")
-    parser.add_argument("--kv-transport", default="ucx", metavar="NAME")
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "soak.json", metavar="FILE")
-    parser.add_argument("--chart", type=Path, default=ROOT / "docs" / "charts" / "soak.svg")
-    args = parser.parse_args()
+    args = parser().parse_args()
     with tempfile.TemporaryDirectory(prefix="ekiden-soak-") as folder:
         found = asyncio.run(soak(args, Path(folder)))
     draw(found, args.chart)

@@ -209,7 +209,9 @@ def account(request: Request, completion_tokens: int) -> Completion:
         times=TimeSplit(
             queue_s=0.01, prefill_s=0.02, transfer_s=0.03, first_decode_s=0.04, decode_s=0.05
         ),
-        transfer=TransferStats(bytes=1234, seconds=0.5, wire="fake"),
+        transfer=TransferStats(
+            bytes=1234, seconds=0.5, wire="fake", fetched_tokens=2, fetched_bytes=56
+        ),
         fallbacks=(Fallback(kind="local_prefill", reason="made up too"),),
         prefill_replica="p-1",
         decode_replica="d-1",

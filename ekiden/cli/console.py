@@ -16,10 +16,16 @@ from ekiden.core import env
 from ekiden.service.supervisor import Child, ChildDied, NotReady
 
 _QUESTION = "What is a relay race?"
+QUIET_S = 10.0
+"""How long nothing is said where there is no terminal."""
 _START_LINES = 200
 """Of a service's log that are looked through once it is ready."""
 _SLOWER = re.compile(r"kernels of \S+ are (plain torch's, not \w+: .+)$", re.MULTILINE)
-_WIRE = re.compile(r"(KV from \S+ takes .+|prefill replica \S+: .+)$", re.MULTILINE)
+_WIRE = re.compile(
+    r"(KV from \S+ takes .+|KV from \S+: .+|KV wires from .+|KV wire \S+ is left out: .+|"
+    r"prefill replica \S+: .+)$",
+    re.MULTILINE,
+)
 _PERCENT = re.compile(r"(\S+): (\d+)%\s*$")
 
 
@@ -36,12 +42,13 @@ def ready_line(child: Child) -> str:
 
 
 class Waiting:
-    """Lines for those that are ready; on a terminal also one that moves for those that are not."""
+    """Lines for those that are ready, and for those that are not: one that moves on a terminal,
+    and one now and then elsewhere."""
 
     def __init__(self, children: Sequence[Child]) -> None:
         self._waiting = list(children)
         self._tty = sys.stdout.isatty()
-        self._began = time.monotonic()
+        self._began = self._said_at = time.monotonic()
 
     def __enter__(self) -> Waiting:
         say(f"starting {', '.join(child.spec.name for child in self._waiting)}")
@@ -63,10 +70,17 @@ class Waiting:
             say(f"  {'':<10} kernels are {what}")
 
     def tick(self) -> None:
-        if self._tty and self._waiting:
-            names = ", ".join(at_work(child.spec.name, child.tail(1)) for child in self._waiting)
+        now = time.monotonic()
+        if not self._waiting or not (self._tty or now >= self._said_at + QUIET_S):
+            return
+        self._said_at = now
+        names = ", ".join(at_work(child.spec.name, child.tail(1)) for child in self._waiting)
+        line = f"  … {now - self._began:.0f} s: {names}"[:78]
+        if self._tty:
             self._wipe()
-            print(f"  … {time.monotonic() - self._began:.0f} s: {names}"[:78], end="", flush=True)
+            print(line, end="", flush=True)
+        else:
+            say(line)
 
     def _wipe(self) -> None:
         if self._tty:
@@ -110,8 +124,19 @@ def banner(plan: Deployment, url: str, redis_url: str, run_dir: Path) -> None:
         f"  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"    -d '{json.dumps(body)}'\n\n"
         f'  ekiden chat --url {url} "{_QUESTION}"\n'
+        f"{_handed_over(plan, url)}"
         f"  ekiden audit --redis {redis_url}\n\n"
         "Ctrl-C drains and ends all of it."
+    )
+
+
+def _handed_over(plan: Deployment, url: str) -> str:
+    """An example that is long enough for the prefill pool, where there is one."""
+    if not any(pool.size for pool in plan.pools if pool.role == "prefill"):
+        return ""
+    return (
+        f'  ekiden chat --url {url} "What does this say? $(head -c 2000 README.md)"\n'
+        "      (long enough to be handed over; decode prefills short prompts itself)\n"
     )
 
 

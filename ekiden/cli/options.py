@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ekiden.cli.kv_options import wires
 from ekiden.core import env
 from ekiden.core.config import (
     KV_CACHE_DTYPES,
@@ -65,16 +66,6 @@ def seconds(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
-
-
-def wires(text: str) -> str:
-    """``auto``, or names of wires with commas between."""
-    for name in text.split(","):
-        if text != "auto" and name not in ALL_WIRES:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is not a wire for KV: choose auto, or some of {', '.join(ALL_WIRES)}"
-            )
-    return text
 
 
 def speculative(text: str) -> SpeculativeConfig:
@@ -241,7 +232,8 @@ SERVICE_OPTIONS = (
         field="kv_rate_limit",
         parse=size,
         metavar="SIZE",
-        help="KV that a rank moves in a second, at most, such as 500M; 0: no limit",
+        help="KV that a rank moves in a second, such as 500M, one message of at most 4 MiB ahead; "
+        "0: no limit",
     ),
     Option(
         flags=("--kv-shm-dir",),
@@ -286,7 +278,7 @@ def add_options(
             choices=option.choices,
             default=default,
             metavar=option.metavar,
-            help=f"{option.help} ({one_of}default: {default})",
+            help=f"{option.help} ({one_of}default: {'none' if default == '' else default})",
         )
 
 

@@ -24,6 +24,8 @@ from ekiden.cli import console, redis_server
 from ekiden.cli.chat import ask, first_model, open_client
 from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.deployment import Deployment, Pool, check_model, gateway_url
+from ekiden.cli.kv_options import check_shared_folder
+from ekiden.cli.meetings import Meetings
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
     ENGINE_OPTIONS,
@@ -52,11 +54,6 @@ _SPLITS = ("tensor_parallel_size", "pipeline_parallel_size")
 _ENGINE = tuple(option for option in ENGINE_OPTIONS if option.field not in _SPLITS)
 _SERVICE = tuple(option for option in SERVICE_OPTIONS if option.field != "drain_grace_s")
 _DRAIN = tuple(option for option in SERVICE_OPTIONS if option.field == "drain_grace_s")
-
-MEETING_S = 3.0
-"""How long the screen waits to say which wires KV takes."""
-MEETING_LOOK_S = 0.05
-MEETING_LINES = 200
 
 _EXAMPLES = """examples:
   ekiden up                                         1 prefill TP2, 1 decode TP1, the default model
@@ -167,6 +164,7 @@ def threads_for(pools: Sequence[Pool], cores: int) -> int:
 def _run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     check_address(args.host, args.port)
+    check_shared_folder(args.kv_shm_dir)
     if url := redis_url(args):
         asyncio.run(redis_server.check_url(url))
     plan = deployment(args, resolve(args.model))
@@ -249,10 +247,18 @@ class Up:
         url = await self._start()
         if not self.args.ask:
             console.banner(self.plan, url, self.redis_url, self.run_dir)
-            await self.supervisor.watch()
+            await self._watch()
             return 1
         console.say(f"ready: {self.plan.model_name} on {url}; logs in {self.run_dir}\n")
         return await self._ask(url)
+
+    async def _watch(self) -> None:
+        """Until a child dies; replicas that join meanwhile are told of."""
+        telling = asyncio.ensure_future(self._meetings.later())
+        try:
+            await self.supervisor.watch()
+        finally:
+            telling.cancel()
 
     async def _start(self) -> str:
         """Everything up and ready; the gateway's URL."""
@@ -264,21 +270,11 @@ class Up:
         remaining = max(0.0, deadline - time.monotonic())
         with console.Waiting(children) as waiting:
             await self.supervisor.wait_ready(children, remaining, waiting.ready, waiting.tick)
-        await self._meetings([child for child in workers if child.spec.name.startswith("decode")])
+        decoders = [child for child in workers if child.spec.name.startswith("decode")]
+        prefills = sum(pool.size for pool in self.plan.pools if pool.role == "prefill")
+        self._meetings = Meetings(decoders, prefills)
+        await self._meetings.at_start()
         return gateway_url(self.run_dir / "gateway.ready")
-
-    async def _meetings(self, decoders: list[Child]) -> None:
-        """Say which wire KV takes once the pools have met; what is not known soon is in the log."""
-        expected = sum(pool.size for pool in self.plan.pools if pool.role == "prefill")
-        until = time.monotonic() + MEETING_S
-        while True:
-            said = {child.spec.name: console.wires(child.tail(MEETING_LINES)) for child in decoders}
-            if all(len(lines) >= expected for lines in said.values()) or time.monotonic() > until:
-                break
-            await asyncio.sleep(MEETING_LOOK_S)
-        for name, lines in said.items():
-            for line in lines:
-                console.say(f"  {name:<10} {line}")
 
     async def _redis(self) -> str:
         if url := redis_url(self.args):

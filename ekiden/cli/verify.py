@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, add_command
+from ekiden.cli.kv_options import wires
 from ekiden.cli.models import resolve
 from ekiden.cli.options import ENGINE_OPTIONS, add_options, at_least, seconds
 from ekiden.cli.serve import name_of
@@ -59,7 +60,7 @@ def add_parser(commands: Any) -> None:
     for field in QUANTISED:
         add_options(parser, [o for o in ENGINE_OPTIONS if o.field == field], EngineConfig)
     parser.add_argument(
-        "--kv-transport", default="auto", metavar="NAMES",
+        "--kv-transport", default="auto", metavar="NAMES", type=wires,
         help="wires that may carry KV between processes, or auto (default: auto)",
     )  # fmt: skip
     parser.add_argument(

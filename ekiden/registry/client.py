@@ -13,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from ekiden.core.errors import SetupError
+from ekiden.registry.dialling import use_dialling
 
 SOCKET_TIMEOUT_S = 0.5
 
@@ -24,7 +25,7 @@ def open_redis(url: str) -> redis.asyncio.Redis:
         SetupError: the URL is not one of these.
     """
     try:
-        return redis.asyncio.Redis.from_url(
+        client = redis.asyncio.Redis.from_url(
             url,
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=SOCKET_TIMEOUT_S,
@@ -35,6 +36,8 @@ def open_redis(url: str) -> redis.asyncio.Redis:
         raise SetupError(
             f"{shown(url)} is not a Redis URL ({error}): pass redis://HOST:PORT/DB"
         ) from None
+    use_dialling(client.connection_pool)
+    return client
 
 
 def shown(url: str) -> str:

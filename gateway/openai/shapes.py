@@ -173,6 +173,8 @@ def usage(account: Completion) -> dict[str, Any]:
                 "bytes": transfer.bytes,
                 "seconds": transfer.seconds,
                 "wire": transfer.wire,
+                "fetched_tokens": transfer.fetched_tokens,
+                "fetched_bytes": transfer.fetched_bytes,
             },
             "fallbacks": [{"kind": f.kind, "reason": f.reason} for f in account.fallbacks],
             "prefill_replica": account.prefill_replica,

@@ -30,9 +30,9 @@ def open_transports(options: PortOptions, pool_fd: int | None) -> dict[str, Tran
             try:
                 opened[name] = _open(name, options, pool_fd)
             except SetupError as error:
-                if options.all_needed:
+                if options.needs(name):
                     raise
-                logger.info("the %s wire for KV is left out: %s", name, error.message)
+                logger.info("KV wire %s is left out: %s", name, error.message)
                 missing.append(error.message)
         if not opened:
             raise SetupError("no wire for KV can run here: " + "; ".join(missing))

@@ -57,7 +57,7 @@ class ShmTransport(StreamTransport):
         except OSError as error:
             listener.close()
             raise SetupError(
-                f"the shm wire for KV cannot open a socket in --kv-shm-dir {folder or '(none)'}: "
+                f"KV over shm needs a socket, and none opens in --kv-shm-dir {folder or '(none)'}: "
                 f"{error.strerror or error}"
             ) from error
         self._pool_fd: int | None = None

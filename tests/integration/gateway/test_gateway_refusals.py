@@ -15,7 +15,13 @@ from fake_decode import MAX_MODEL_LEN, FakeDecode
 from live_gateway import MODEL, Live, live_gateway
 
 from ekiden.core.config import GatewayConfig
-from ekiden.core.errors import BadRequest, DeadlineExceeded, Overloaded, ReplicaFailed
+from ekiden.core.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    EkidenError,
+    Overloaded,
+    ReplicaFailed,
+)
 from ekiden.registry.registration import Registration
 
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
@@ -143,6 +149,19 @@ async def test_an_error_before_the_first_token_has_its_own_status(
     decode.refuse_with = BadRequest("no such thing", field="top_k")
     response = await http.post("/v1/chat/completions", json=CHAT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "top_k")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_decode_that_fails_at_once_is_an_error_at_once(
+    http: httpx.AsyncClient, decode: FakeDecode, streamed: bool
+) -> None:
+    """Nobody waits for a prefill leg, or for a deadline, once decode has said its last word."""
+    decode.refuse_with = EkidenError("a defect of ours")
+    async with asyncio.timeout(1):
+        response = await http.post("/v1/chat/completions", json={**CHAT, "stream": streamed})
+    assert response.status_code == 500
+    assert "a defect of ours" in response.json()["error"]["message"]
+    await until_metric(http, "ekiden_gateway_in_flight", 0)
 
 
 @pytest.mark.parametrize("seen", [0, 1])

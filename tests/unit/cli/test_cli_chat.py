@@ -30,7 +30,13 @@ USAGE = {
             "first_decode_s": 0.01,
             "decode_s": 0.02,
         },
-        "transfer": {"bytes": 2_000_000, "seconds": 0.004, "wire": "ucx tcp"},
+        "transfer": {
+            "bytes": 2_000_000,
+            "seconds": 0.004,
+            "wire": "ucx tcp",
+            "fetched_tokens": 48,
+            "fetched_bytes": 1_000_000,
+        },
         "fallbacks": [{"kind": "prefill_retry", "reason": "prefill-1 is gone"}],
         "prefill_replica": "prefill-0",
         "decode_replica": "decode-0",
@@ -127,8 +133,9 @@ def test_the_table_shows_sources_times_bytes_and_wire():
     assert "computed on decode" not in shown
     assert shown["time"] == "133.0 ms"
     assert shown["transfer (exposed)"] == "2.0 ms"
-    assert shown["KV moved"] == "2.00 MB in 4.0 ms (500 MB/s)"
+    assert shown["KV moved"] == "2.00 MB, 4.0 ms from first to last byte"
     assert shown["wire"] == "ucx tcp"
+    assert shown["KV lent to prefill"] == "1.00 MB, 48 tokens that decode held"
     assert shown["fallback"] == "prefill_retry: prefill-1 is gone"
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ekiden.cli import console
 from ekiden.cli.console import at_work, killed, slower, wires
+from ekiden.core.clock import ManualClock
 from ekiden.layers.backends.choose import choose_ops
 from ekiden.layers.backends.native.build import COMPILING
 
@@ -46,9 +49,32 @@ def test_the_wire_that_kv_takes_is_found_in_what_a_decode_service_says():
         "10:00:00 INFO [decode-0] decode_svc.wires: KV from prefill-0 takes shm 1.50 GB/s\n"
         "10:00:01 INFO [decode-0] ekiden.service.main: decode-0 serves on 127.0.0.1:1\n"
         "10:00:02 WARNING [decode-0] decode_svc.greeter: prefill replica prefill-1: it refused: x\n"
+        "10:00:03 INFO [decode-0 rank 0] kv_transfer.transports: KV wire ucx is left out: no ucxx\n"
+        "10:00:04 WARNING [decode-0] decode_svc.wires: KV from prefill-0: one host, yet shm 9\n"
     )
     assert wires(log) == [
         "KV from prefill-0 takes shm 1.50 GB/s",
         "prefill replica prefill-1: it refused: x",
+        "KV wire ucx is left out: no ucxx",
+        "KV from prefill-0: one host, yet shm 9",
     ]
     assert wires("loading weights: 40%") == []
+
+
+def test_where_there_is_no_terminal_a_long_start_says_now_and_then_what_it_is_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(console.time, "monotonic", clock.now)
+    child = SimpleNamespace(
+        spec=SimpleNamespace(name="decode-0"), tail=lambda lines: "INFO main: loading weights: 30%"
+    )
+    with console.Waiting([child]) as waiting:  # type: ignore[list-item]
+        for passed in (1.0, 8.9, 0.1, 1.0, 9.0):
+            clock.advance(passed)
+            waiting.tick()
+    assert capsys.readouterr().out.splitlines() == [
+        "starting decode-0",
+        "  … 10 s: decode-0 (weights 30%)",
+        "  … 20 s: decode-0 (weights 30%)",
+    ]

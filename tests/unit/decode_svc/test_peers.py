@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from decode_svc import wires
+from decode_svc import probe
 from decode_svc.peers import RETRY_S, PrefillPeer, PrefillPeers
-from decode_svc.wires import NoWire, WireChooser
+from decode_svc.probe import Prober
+from decode_svc.wires import NoWire
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import ReplicaFailed
 from ekiden.core.types import PrefillCandidate
@@ -77,6 +79,33 @@ async def test_one_that_has_forgotten_us_is_met_again(monkeypatch: pytest.Monkey
     await meetings.peers.close()
 
 
+async def test_a_meeting_that_fails_when_all_who_waited_have_left_is_no_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its replica left the registry in mid-measurement, or this service is ending."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    meetings = Meetings(monkeypatch, None)
+    measured = asyncio.Event()
+
+    async def introduce(*_: Any) -> PrefillPeer:
+        await measured.wait()
+        raise NoWire("nothing came")
+
+    monkeypatch.setattr(meetings.peers, "_introduce", introduce)
+    waiting = asyncio.ensure_future(meetings.peers.meet(CANDIDATE))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    del waiting  # and with it whatever it waited for
+    measured.set()
+    while meetings.peers._meeting:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
+
+
 class Pool:
     """A core whose blocks are all held, until ``give``."""
 
@@ -102,12 +131,12 @@ async def test_a_wire_is_tried_when_a_block_is_free_and_never_taken_untried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Pool()
-    chooser = WireChooser(pool)  # type: ignore[arg-type]
-    waiting = asyncio.ensure_future(chooser._scratch(16))
+    prober = Prober(pool)  # type: ignore[arg-type]
+    waiting = asyncio.ensure_future(prober._scratch(16))
     while not pool.asked:
         await asyncio.sleep(0)
     pool.give()
     assert (await waiting).blocks == (7,)
-    monkeypatch.setattr(wires, "PROBE_S", 0.05)
+    monkeypatch.setattr(probe, "PROBE_S", 0.05)
     with pytest.raises(ReplicaFailed, match="no block was free to try it"):
-        await WireChooser(Pool())._scratch(16)  # type: ignore[arg-type]
+        await Prober(Pool())._scratch(16)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from kv_ends import Ends, poll
 from kv_rig import FAKES
 
 from ekiden.core.errors import ReplicaFailed, SetupError
+from kv_transfer import transports
 from kv_transfer.options import PortOptions
 from kv_transfer.transports import open_transports
 from kv_transfer.transports.base import Completed, Incoming, PeerLost, Transport
@@ -145,13 +146,29 @@ def test_an_unknown_wire_is_refused_with_the_choices() -> None:
         open_transports(PortOptions(transports=("pigeon",)), None)
 
 
-def test_of_several_wires_those_that_cannot_run_are_left_out_or_refused(tmp_path: Path) -> None:
-    nowhere = PortOptions(transports=("shm", "tcp"), shm_folder=str(tmp_path / "no" / "folder"))
-    with pytest.raises(SetupError, match=r"--kv-shm-dir .*no/folder"):
-        open_transports(nowhere, None)
-    left = open_transports(msgspec.structs.replace(nowhere, all_needed=False), None)
+def test_of_several_wires_those_that_cannot_run_are_left_out_or_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def absent(options: PortOptions, pool_fd: int | None) -> Transport:
+        raise SetupError("no such package")
+
+    monkeypatch.setitem(transports._OPENERS, "ucx", absent)
+    both = PortOptions(transports=("ucx", "tcp"))
+    with pytest.raises(SetupError, match="no such package"):
+        open_transports(both, None)
+    left = open_transports(msgspec.structs.replace(both, all_needed=False), None)
     assert list(left) == ["tcp"]
     left["tcp"].close()
+
+
+def test_a_folder_that_is_named_and_cannot_be_used_is_no_reason_to_take_another_wire(
+    tmp_path: Path,
+) -> None:
+    nowhere = PortOptions(
+        transports=("shm", "tcp"), all_needed=False, shm_folder=str(tmp_path / "no" / "folder")
+    )
+    with pytest.raises(SetupError, match=r"--kv-shm-dir .*no/folder"):
+        open_transports(nowhere, None)
 
 
 def test_memory_that_cannot_be_registered_is_a_setup_error() -> None:
