@@ -46,13 +46,17 @@ def _run(args: argparse.Namespace) -> int:
 def _table(found: Score) -> str:
     summary = found.summary()
     lines = [_line(judged) for judged in found.judged]
-    for what in ("kv_capacity", "weights"):
-        spread = summary[what]
-        if spread["rows"]:
-            lines.append(
-                f"{what}: median {spread['median_error']:.2%}, P90 {spread['p90_error']:.2%} of "
-                f"{spread['rows']} rows"
-            )
+    tpot = summary["tpot"]
+    spreads = {
+        **{what: summary[what] for what in ("kv_capacity", "weights", "ttft")},
+        **{f"tpot, {kind}": tpot[kind] for kind in ("dense", "moe")},
+    }
+    lines += [
+        f"{what}: median {spread['median_error']:.2%}, P90 {spread['p90_error']:.2%} of "
+        f"{spread['rows']} rows"
+        for what, spread in spreads.items()
+        if spread["rows"]
+    ]
     for count in ("oom_called_fitting", "fitting_called_oom"):
         lines.append(f"{count}: {summary[count]}")
     return "\n".join(lines)
