@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import msgspec
 
-from ekiden.planner.memory import memory
 from ekiden.planner.steps import Stepper
 
 ROUNDS = 12
@@ -54,6 +53,6 @@ def closed_loop(stepper: Stepper, *, prompt: int, output: int, clients: int) -> 
 def room(stepper: Stepper, context: float) -> float:
     """Sequences of ``context`` tokens that are decoded at once: what KV and limits allow; at least
     one, which engines let pass what is left."""
-    found = memory(stepper.replica)
+    found = stepper.memory
     held = found.tokens / context
     return max(1.0, min(held, found.dp * found.limits.max_num_seqs))

@@ -8,12 +8,13 @@ since kernels do one after the other; what does not overlap is added up.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import msgspec
 
 from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices, Links
-from ekiden.planner.memory import Replica
+from ekiden.planner.memory import Memory, Replica, memory
 from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
 from ekiden.planner.work import StageWork, stage_works
@@ -91,6 +92,12 @@ class Stepper:
         if gpu.fp8_tflops and multiplies_small(form):
             self._small = gpu.fp8_tflops * TERA * calibration.small_share
         self._rate = gpu.bandwidth_gbps * 1e9
+        self._prompts: dict[tuple[float, float], Split] = {}
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The sums of the replica's ranks."""
+        return memory(self.replica)
 
     def decode(self, sequences: float, context: float) -> Split:
         """One token for each of ``sequences`` of the replica, ``context`` tokens long.
@@ -111,6 +118,11 @@ class Stepper:
 
         Chunks follow one another through the stages.
         """
+        if (tokens, before) not in self._prompts:
+            self._prompts[tokens, before] = self._prompt(tokens, before)
+        return self._prompts[tokens, before]
+
+    def _prompt(self, tokens: float, before: float) -> Split:
         chunks = max(1, math.ceil(tokens / self.replica.resolved.chunk))
         one = Batch(prefill=tokens / chunks, seen=before + tokens / 2)
         stages = self._stages(one)

@@ -159,6 +159,8 @@ def test_the_command_prints_a_table_and_json(write, capsys):
     assert list(printed) == [
         "kv_capacity",
         "weights",
+        "tpot",
+        "ttft",
         "oom_called_fitting",
         "fitting_called_oom",
         "unscored",
