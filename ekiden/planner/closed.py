@@ -40,7 +40,7 @@ def closed_loop(stepper: Stepper, *, prompt: int, output: int, clients: int) -> 
     tpot = 0.0
     for _ in range(ROUNDS):
         alone = stepper.decode(running, context).total
-        tpot = alone + running / output * (first.total - first.overhead)
+        tpot = alone + running / output * stepper.added(prompt, 0, running, context)
         busy = output * tpot
         running = min(bound, clients * busy / (busy + first.total))
     told = stepper.told

@@ -58,19 +58,19 @@ class Mean(msgspec.Struct, frozen=True, kw_only=True):
     alone: float
     """Seconds of a decode step without prompts."""
     tpot: float
+    costs: tuple[float, ...]
+    """Seconds by which a prompt of each kind delays what is decoded."""
+    load: float
+    """Share of the time that prompts take."""
 
 
 def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
     """``replicas`` that do both, at ``rate`` requests a second together."""
     groups = replicas * stepper.replica.layout.dp
-    pieces = [(kind, prompt_cost(stepper, work, kind)) for kind in work.kinds]
-    load = rate / groups * sum(kind.share * cost for kind, cost in pieces)
     most = room(stepper, work.context)
-    if load >= 1:
-        return Latency(limit="computing the prompts alone takes more than all of its time")
-    mean = steady(stepper, work, rate / replicas, most, load)
-    if mean is None:
-        return Latency(most=most, prefill_load=load, limit=_full(most))
+    mean = steady(stepper, work, rate / replicas, most, prompts=True)
+    if isinstance(mean, str):
+        return Latency(most=most, limit=mean)
     chunk = stepper.replica.resolved.chunk
     services = tuple(
         Service(
@@ -78,16 +78,23 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
             busy=cost + work.fresh(kind) / chunk * mean.alone,
             latency=_first_token(stepper, work, kind) + _steps(stepper, work, kind) * mean.alone,
         )
-        for kind, cost in pieces
+        for kind, cost in zip(work.kinds, mean.costs, strict=True)
     )
     queue = Queue(servers=groups, rate=rate, services=services)
     if queue.load >= 1:
-        return Latency(most=most, prefill_load=load, limit="prompts come faster than they go")
-    mean_cost = sum(kind.share * cost for kind, cost in pieces)
-    tpots = {
-        f"tpot_p{q}": _tpot(stepper, work, mean, most, rate / groups, mean_cost, q) for q in NORMAL
-    }
-    return _latency(stepper, work, queue, tpots, mean, most, load)
+        return Latency(most=most, prefill_load=mean.load, limit=TOO_MANY_PROMPTS)
+    found = _latency(stepper, work, queue, mean, most, rate / groups)
+    tokens = max(work.fresh(kind) for kind in work.kinds)
+    full = Batch(
+        decode=mean.running / stepper.replica.layout.dp,
+        context=work.context,
+        prefill=min(chunk, tokens),
+        seen=tokens / 2,
+    )
+    return msgspec.structs.replace(found, stall=stepper.mixed(full).total)
+
+
+TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
 
 
 def disaggregated(
@@ -95,36 +102,33 @@ def disaggregated(
 ) -> Latency:
     """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
     the second does, for what the last chunk leaves to be sent."""
-    groups = pools[0] * prefill.replica.layout.dp
     services = tuple(
         Service(
             share=kind.share,
-            busy=prompt_cost(prefill, work, kind),
+            busy=prefill.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
             latency=_first_token(prefill, work, kind),
         )
         for kind in work.kinds
     )
-    queue = Queue(servers=groups, rate=rate, services=services)
+    queue = Queue(servers=pools[0] * prefill.replica.layout.dp, rate=rate, services=services)
     most = room(decode, work.context)
     if queue.load >= 1:
-        return Latency(most=most, limit="prefill cannot keep up")
-    mean = steady(decode, work, rate / pools[1], most, 0.0)
-    if mean is None:
-        return Latency(most=most, prefill_load=queue.load, limit=_full(most))
+        return Latency(most=most, prefill_load=queue.load, limit="prefill: " + TOO_MANY_PROMPTS)
+    mean = steady(decode, work, rate / pools[1], most, prompts=False)
+    if isinstance(mean, str):
+        return Latency(most=most, prefill_load=queue.load, limit=f"decode: {mean}")
     transfer, link_load = moved(prefill, decode, work, rate, pools)
     if link_load >= 1:
         return Latency(most=most, link_load=link_load, limit="the link cannot carry the KV in time")
-    tpots = {
-        f"tpot_p{q}": _tpot(decode, work, mean, most, 0.0, 0.0, q) + transfer / work.output
-        for q in NORMAL
-    }
-    found = _latency(prefill, work, queue, tpots, mean, most, queue.load)
+    found = _latency(decode, work, queue, mean, most, 0.0)
+    late = transfer / work.output
     return msgspec.structs.replace(
         found,
-        stall=0.0,
+        **{f"tpot_p{q}": getattr(found, f"tpot_p{q}") + late for q in NORMAL},
+        prefill_load=queue.load,
         transfer=transfer,
         link_load=link_load,
-        decode=decode.decode(mean.running, work.context),
+        prefill=_mean_prompt(prefill, work),
     )
 
 
@@ -147,45 +151,47 @@ def moved(
     return seconds * last, rate * size / (fewer * rate_of_link)
 
 
-def prompt_cost(stepper: Stepper, work: Workload, kind: Requests) -> float:
-    """Seconds that a prompt adds to the steps that run anyway."""
-    fresh = work.fresh(kind)
-    spent = stepper.prompt(fresh, kind.prompt - fresh)
-    if stepper.replica.layout.pp > 1:
-        return stepper.occupied(fresh, kind.prompt - fresh)
-    return spent.total - spent.overhead
+def steady(
+    stepper: Stepper, work: Workload, rate: float, most: float, *, prompts: bool
+) -> Mean | str:
+    """Batch and time of a token follow from one another. Else why there is no such batch.
 
-
-def steady(stepper: Stepper, work: Workload, rate: float, most: float, load: float) -> Mean | None:
-    """Batch and time of a token follow from one another; None: there is no room for the batch.
-
-    ``rate`` of one replica; ``load``: share of its time that prompts take.
+    ``rate`` of one replica; ``prompts``: whether it computes them too.
     """
-    running = 1.0
+    dp = stepper.replica.layout.dp
+    running, costs = 1.0, (0.0,) * len(work.kinds)
     for _ in range(ROUNDS):
+        if prompts:
+            costs = prompt_costs(stepper, work, running / dp)
+        load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
+        if load >= 1:
+            return TOO_MANY_PROMPTS
         alone = stepper.decode(max(running, 1.0), work.context).total
-        tpot = alone / (1 - load)
-        wanted = rate * work.output * tpot
+        wanted = rate * work.output * alone / (1 - load)
         if wanted > most:
-            return None
+            return f"it has room for {most:.0f} sequences at once, and more would be under way"
         if abs(wanted - running) <= SETTLED * running:
             break
         running = wanted
-    return Mean(running=wanted, alone=alone, tpot=tpot)
+    return Mean(running=wanted, alone=alone, tpot=alone / (1 - load), costs=costs, load=load)
+
+
+def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[float, ...]:
+    """Seconds that a prompt of each kind adds to the steps of a DP group that decodes
+    ``running``."""
+    fresh = [(kind, work.fresh(kind)) for kind in work.kinds]
+    return tuple(
+        stepper.added(new, kind.prompt - new, running, work.context) for kind, new in fresh
+    )
 
 
 def _tpot(
-    stepper: Stepper,
-    work: Workload,
-    mean: Mean,
-    most: float,
-    rate: float,
-    cost: float,
-    percentile: int,
+    stepper: Stepper, work: Workload, mean: Mean, most: float, rate: float, percentile: int
 ) -> float:
     """Of the request that meets the larger batch and the more prompts of others."""
     batch = min(most, max(1.0, poisson_quantile(mean.running, percentile)))
     alone = stepper.decode(batch, work.context).total
+    cost = sum(k.share * c for k, c in zip(work.kinds, mean.costs, strict=True))
     met = poisson_quantile(rate * work.output * mean.tpot, percentile)
     return alone + met * cost / work.output
 
@@ -195,34 +201,26 @@ def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
     return stepper.told.request_s + stepper.prompt(fresh, kind.prompt - fresh).total
 
 
+def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
+    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
+    return stepper.prompt(tokens, work.prompt - tokens)
+
+
 def _steps(stepper: Stepper, work: Workload, kind: Requests) -> float:
     """Decode steps that ride along, and half of the one that a request finds running."""
     return math.ceil(work.fresh(kind) / stepper.replica.resolved.chunk) + 0.5
 
 
 def _latency(
-    stepper: Stepper,
-    work: Workload,
-    queue: Queue,
-    tpots: dict[str, float],
-    mean: Mean,
-    most: float,
-    load: float,
+    stepper: Stepper, work: Workload, queue: Queue, mean: Mean, most: float, rate: float
 ) -> Latency:
-    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
-    chunk = min(stepper.replica.resolved.chunk, max(work.fresh(kind) for kind in work.kinds))
-    full = Batch(decode=mean.running, context=work.context, prefill=chunk, seen=chunk / 2)
+    """``rate`` of the prompts that a DP group computes beside decoding."""
     return Latency(
         **{f"ttft_p{q}": queue.quantile(q / 100) for q in NORMAL},
-        **tpots,
+        **{f"tpot_p{q}": _tpot(stepper, work, mean, most, rate, q) for q in NORMAL},
         running=mean.running,
         most=most,
-        prefill_load=load,
-        stall=stepper.mixed(full).total,
+        prefill_load=mean.load,
         decode=stepper.decode(max(1.0, mean.running), work.context),
-        prefill=stepper.prompt(tokens, work.prompt - tokens),
+        prefill=_mean_prompt(stepper, work),
     )
-
-
-def _full(most: float) -> str:
-    return f"KV and --max-num-seqs have room for {most:.0f} sequences at once, and more are wanted"

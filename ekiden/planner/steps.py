@@ -129,11 +129,24 @@ class Stepper:
         first = sum(stages[1:], stages[0]) + self._hops(one.tokens)
         return first + max(stages, key=lambda s: s.total).times(chunks - 1)
 
-    def occupied(self, tokens: float, before: float = 0.0) -> float:
-        """Seconds for which a prompt keeps the slowest stage from other work."""
+    def added(self, tokens: float, before: float, sequences: float, context: float) -> float:
+        """Seconds by which a prompt delays the ``sequences`` that its DP group decodes meanwhile.
+
+        Its chunks join steps that run anyway: weights are read once for both.
+        """
         chunks = max(1, math.ceil(tokens / self.replica.resolved.chunk))
-        one = Batch(prefill=tokens / chunks, seen=before + tokens / 2)
-        return chunks * max(stage.total for stage in self._stages(one))
+        share = sequences / self.replica.layout.pp
+        alone = Batch(decode=share, context=context)
+        both = msgspec.structs.replace(alone, prefill=tokens / chunks, seen=before + tokens / 2)
+        pairs = zip(self._stages(both), self._stages(alone), strict=True)
+        return chunks * max(one.total - other.total for one, other in pairs)
+
+    def busy(self, tokens: float, before: float = 0.0) -> float:
+        """Seconds of the slowest stage for a prompt where nothing is decoded: short prompts share
+        a step, long ones take several."""
+        chunk = self.replica.resolved.chunk
+        full = self._stages(Batch(prefill=chunk, seen=before + tokens / 2))
+        return tokens / chunk * max(stage.total for stage in full)
 
     def _stages(self, batch: Batch) -> list[Split]:
         return [self._stage(work, batch) for work in self.works]

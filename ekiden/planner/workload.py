@@ -1,4 +1,4 @@
-"""What is asked of a deployment: lengths of prompts and outputs, how often, and how fast at worst."""
+"""What is asked of a deployment: lengths of prompts and outputs, how many, and how fast."""
 
 from __future__ import annotations
 
