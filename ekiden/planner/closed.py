@@ -53,6 +53,5 @@ def closed_loop(stepper: Stepper, *, prompt: int, output: int, clients: int) -> 
 def room(stepper: Stepper, context: float) -> float:
     """Sequences of ``context`` tokens that are decoded at once: what KV and limits allow; at least
     one, which engines let pass what is left."""
-    found = stepper.memory
-    held = found.tokens / context
-    return max(1.0, min(held, found.dp * found.limits.max_num_seqs))
+    limits = stepper.memory.limits
+    return max(1.0, min(stepper.tokens / context, stepper.memory.dp * limits.max_num_seqs))

@@ -63,6 +63,8 @@ def computed(asked: Asked, form: WeightFormat) -> list[Option]:
     found: list[Option] = []
     servers: list[Server] = []
     for layout in layouts(asked.geometry, asked.devices):
+        if layout.pp > 1 and servers and form is not asked.own:
+            continue  # A smaller format is proposed to do without stages.
         one = server(asked, asked.stepper(layout, form))
         if isinstance(one, str):
             bare = Option(kind=AGGREGATED, form=form, layouts=(layout,), replicas=(0,), refused=one)

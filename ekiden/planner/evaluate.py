@@ -65,7 +65,7 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
 
 
 def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
-    """As many aggregated replicas as the rate takes, or, where none is stated, as there are GPUs."""
+    """As many aggregated replicas as the rate takes; without a rate as many as there are GPUs."""
     layout = one.stepper.replica.layout
 
     def with_replicas(count: int) -> Foretell:

@@ -150,11 +150,11 @@ def why_not(stepper: Stepper, sequences: int) -> str:
     except SetupError as error:
         return error.message
     need = sequences * found.limits.max_model_len
-    if found.tokens >= need:
+    if stepper.tokens >= need:
         return ""
     rank = found.ranks[found.tightest]
     gib = 1 << 30
     return (
         f"{rank.weights / gib:.1f} GiB of weights a GPU leave {rank.kv / gib:.1f} of "
-        f"{rank.usable / gib:.1f} usable GiB for KV: {found.tokens} tokens, where {need} are needed"
+        f"{rank.usable / gib:.1f} usable GiB for KV: {stepper.tokens} tokens, where {need} are needed"
     )

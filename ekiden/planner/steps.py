@@ -8,6 +8,7 @@ since kernels do one after the other; what does not overlap is added up.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import cached_property
 
 import msgspec
@@ -19,7 +20,7 @@ from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
 from ekiden.planner.work import StageWork, stage_works
 
-TERA = 1e12
+GIGA, TERA = 1e9, 1e12
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,27 +54,46 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> float:
-        return math.fsum(msgspec.structs.astuple(self))
+        return self.weights + self.attention + self.communication + self.overhead + self.idle
 
     @property
     def communication_share(self) -> float:
         return self.communication / self.total if self.total else 0.0
 
     def __add__(self, other: Split) -> Split:
-        pairs = zip(self.__struct_fields__, _values(self), _values(other), strict=True)
-        return Split(**{name: one + two for name, one, two in pairs})
+        return Split(
+            weights=self.weights + other.weights,
+            attention=self.attention + other.attention,
+            communication=self.communication + other.communication,
+            overhead=self.overhead + other.overhead,
+            idle=self.idle + other.idle,
+        )
 
     def times(self, factor: float) -> Split:
+        if factor == 1:
+            return self
         return Split(
-            **{
-                name: value * factor
-                for name, value in zip(self.__struct_fields__, _values(self), strict=True)
-            }
+            weights=self.weights * factor,
+            attention=self.attention * factor,
+            communication=self.communication * factor,
+            overhead=self.overhead * factor,
+            idle=self.idle * factor,
         )
 
 
-def _values(split: Split) -> tuple[float, ...]:
-    return msgspec.structs.astuple(split)
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a stage, for each unit of its work."""
+
+    work: StageWork
+    reading: float
+    """Of its weights without routed experts, once a step."""
+    token: float
+    row: float
+    """Of the head, for a row that is sampled."""
+    expert_reading: float
+    """Of all of its experts."""
+    expert_token: float
+    overhead: float
 
 
 class Stepper:
@@ -85,19 +105,38 @@ class Stepper:
         self.told = calibration
         self.links = Links(devices=devices, calibration=calibration)
         self.works = stage_works(replica)
-        gpu, form = devices.gpu, replica.weights
-        self._peak = gpu.bf16_tflops * TERA
-        self._wide = gpu.bf16_tflops * TERA * calibration.compute_share
-        self._small = self._wide
-        if gpu.fp8_tflops and multiplies_small(form):
-            self._small = gpu.fp8_tflops * TERA * calibration.small_share
-        self._rate = gpu.bandwidth_gbps * 1e9
+        self._kv_rate = devices.gpu.bandwidth_gbps * GIGA * calibration.kv_share
+        self._score_rate = devices.gpu.bf16_tflops * TERA * calibration.attention_share
+        self._paces = [(self._pace(work), count) for work, count in Counter(self.works).items()]
+        self._top_k = max(1.0, self.works[-1].touch * replica.geometry.experts)
         self._prompts: dict[tuple[float, float], Split] = {}
+
+    def _pace(self, work: StageWork) -> Pace:
+        told, gpu = self.told, self.devices.gpu
+        rate = gpu.bandwidth_gbps * GIGA * told.memory_share
+        wide = small = gpu.bf16_tflops * TERA * told.compute_share
+        if gpu.fp8_tflops and multiplies_small(self.replica.weights):
+            small = gpu.fp8_tflops * TERA * told.small_share
+        uneven = told.balance if self.replica.layout.ep > 1 else 1.0
+        return Pace(
+            work=work,
+            reading=(work.dense_bytes + work.head_bytes) / rate,
+            token=work.small_flops / small + work.wide_flops / wide,
+            row=work.head_flops / wide,
+            expert_reading=work.expert_bytes / rate / told.expert_share,
+            expert_token=work.expert_flops / small / uneven / told.expert_share,
+            overhead=work.layers * told.layer_s + work.sparse_layers * told.expert_s + told.step_s,
+        )
 
     @cached_property
     def memory(self) -> Memory:
         """The sums of the replica's ranks."""
         return memory(self.replica)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of KV, for which the replica has room."""
+        return self.memory.tokens
 
     def decode(self, sequences: float, context: float) -> Split:
         """One token for each of ``sequences`` of the replica, ``context`` tokens long.
@@ -126,8 +165,8 @@ class Stepper:
         chunks = max(1, math.ceil(tokens / self.replica.resolved.chunk))
         one = Batch(prefill=tokens / chunks, seen=before + tokens / 2)
         stages = self._stages(one)
-        first = sum(stages[1:], stages[0]) + self._hops(one.tokens)
-        return first + max(stages, key=lambda s: s.total).times(chunks - 1)
+        slowest = max((stage for stage, _ in stages), key=lambda stage: stage.total)
+        return _through(stages) + self._hops(one.tokens) + slowest.times(chunks - 1)
 
     def added(self, tokens: float, before: float, sequences: float, context: float) -> float:
         """Seconds by which a prompt delays the ``sequences`` that its DP group decodes meanwhile.
@@ -139,23 +178,25 @@ class Stepper:
         alone = Batch(decode=share, context=context)
         both = msgspec.structs.replace(alone, prefill=tokens / chunks, seen=before + tokens / 2)
         pairs = zip(self._stages(both), self._stages(alone), strict=True)
-        return chunks * max(one.total - other.total for one, other in pairs)
+        return chunks * max(one.total - other.total for (one, _), (other, _) in pairs)
 
     def busy(self, tokens: float, before: float = 0.0) -> float:
         """Seconds of the slowest stage for a prompt where nothing is decoded: short prompts share
         a step, long ones take several."""
         chunk = self.replica.resolved.chunk
         full = self._stages(Batch(prefill=chunk, seen=before + tokens / 2))
-        return tokens / chunk * max(stage.total for stage in full)
+        return tokens / chunk * _slowest(full)
 
-    def _stages(self, batch: Batch) -> list[Split]:
-        return [self._stage(work, batch) for work in self.works]
+    def _stages(self, batch: Batch) -> list[tuple[Split, int]]:
+        """Stages that differ, with how many of each there are."""
+        return [(self._stage(pace, batch), count) for pace, count in self._paces]
 
     def _pipelined(self, batch: Batch, micro: int) -> Split:
         stages = self._stages(batch)
-        through = sum(stages[1:], stages[0]) + self._hops(batch.tokens)
-        period = micro * max(stage.total for stage in stages)
-        return through + Split(idle=max(0.0, period - through.total))
+        through = _through(stages) + self._hops(batch.tokens)
+        if self.replica.layout.pp == 1:
+            return through
+        return through + Split(idle=max(0.0, micro * _slowest(stages) - through.total))
 
     def _hops(self, tokens: float) -> Split:
         pp, hosted = self.replica.layout.pp, self.replica.layout.tp * self.replica.layout.dp
@@ -168,63 +209,62 @@ class Stepper:
         time += (pp - 1 - crossing) * self.links.hop(size, crosses_hosts=False)
         return Split(communication=time)
 
-    def _stage(self, work: StageWork, batch: Batch) -> Split:
+    def _stage(self, pace: Pace, batch: Batch) -> Split:
         return Split(
-            weights=self._weights(work, batch),
-            attention=self._attention(work, batch),
-            communication=self._communication(work, batch),
-            overhead=self._overhead(work, batch),
+            weights=self._weights(pace, batch),
+            attention=self._attention(pace, batch),
+            communication=self._communication(pace, batch),
+            overhead=pace.overhead + batch.decode * self.told.sequence_s,
         )
 
-    def _weights(self, work: StageWork, batch: Batch) -> float:
-        told, tokens = self.told, batch.tokens
+    def _weights(self, pace: Pace, batch: Batch) -> float:
         rows = batch.decode + (1 if batch.prefill else 0)
-        bytes_s = self._rate * told.memory_share
-        reading = (work.dense_bytes + work.head_bytes) / bytes_s
-        products = tokens * (work.small_flops / self._small + work.wide_flops / self._wide)
-        products += rows * work.head_flops / self._wide
-        return max(reading, products) + self._experts(work, batch)
-
-    def _experts(self, work: StageWork, batch: Batch) -> float:
-        if not work.sparse_layers:
-            return 0.0
-        told = self.told
+        found = max(pace.reading, batch.tokens * pace.token + rows * pace.row)
+        if not pace.work.sparse_layers:
+            return found
         tokens = batch.tokens * self.replica.layout.dp
-        uneven = told.balance if self.replica.layout.ep > 1 else 1.0
-        reading = work.expert_bytes * work.touched(tokens) / (self._rate * told.memory_share)
-        products = tokens * work.expert_flops / self._small
-        return max(reading, products / uneven) / told.expert_share
+        touched = pace.work.touched(tokens)
+        return found + max(pace.expert_reading * touched, tokens * pace.expert_token)
 
-    def _attention(self, work: StageWork, batch: Batch) -> float:
-        told = self.told
-        found = 0.0
+    def _attention(self, pace: Pace, batch: Batch) -> float:
+        work, found = pace.work, 0.0
         if batch.decode:
-            scores = sum(s.layers * s.decode * s.seen(batch.context) for s in work.scores)
-            reading = work.kv.sequence_bytes(int(batch.context)) / (self._rate * told.kv_share)
-            computing = scores / (self._peak * told.attention_share)
-            found += batch.decode * max(reading, computing)
+            scores = 0.0
+            for one in work.scores:
+                scores += one.layers * one.decode * one.seen(batch.context)
+            reading = work.kv.sequence_bytes(int(batch.context)) / self._kv_rate
+            found += batch.decode * max(reading, scores / self._score_rate)
         if batch.prefill:
-            scores = sum(s.layers * s.prefill * s.seen(batch.seen) for s in work.scores)
-            found += batch.prefill * scores / (self._peak * told.attention_share)
+            scores = 0.0
+            for one in work.scores:
+                scores += one.layers * one.prefill * one.seen(batch.seen)
+            found += batch.prefill * scores / self._score_rate
         return found
 
-    def _communication(self, work: StageWork, batch: Batch) -> float:
+    def _communication(self, pace: Pace, batch: Batch) -> float:
         """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
         all-to-alls."""
-        layout, hidden = self.replica.layout, self.replica.geometry.hidden
-        size = batch.tokens * hidden * ACTIVATION_BYTES
+        layout, work = self.replica.layout, pace.work
+        size = batch.tokens * self.replica.geometry.hidden * ACTIVATION_BYTES
         dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
-        reduces = 2 * work.layers - dealt
-        time = reduces * self.links.all_reduce(layout.tp, size)
+        time = (2 * work.layers - dealt) * self.links.all_reduce(layout.tp, size)
         if dealt:
-            top_k = max(1.0, work.touch * self.replica.geometry.experts)
-            time += 2 * dealt * self.links.all_to_all(layout.ep, size * top_k / layout.tp)
+            sent = size * self._top_k / layout.tp
+            time += 2 * dealt * self.links.all_to_all(layout.ep, sent)
         return time
 
-    def _overhead(self, work: StageWork, batch: Batch) -> float:
-        told = self.told
-        layers = work.layers * told.layer_s + work.sparse_layers * told.expert_s
-        return layers + told.step_s + batch.decode * told.sequence_s
+
+def _through(stages: list[tuple[Split, int]]) -> Split:
+    """One after the other."""
+    first, count = stages[0]
+    found = first.times(count)
+    for stage, count in stages[1:]:
+        found += stage.times(count)
+    return found
+
+
+def _slowest(stages: list[tuple[Split, int]]) -> float:
+    return max(stage.total for stage, _ in stages)
 
 
 def multiplies_small(form: WeightFormat) -> bool:
