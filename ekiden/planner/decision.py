@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from ekiden.core.errors import SetupError
 from ekiden.planner.evaluate import Server, apart, server, together
+from ekiden.planner.fit import check_length
+from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option, layouts
 from ekiden.planner.precision import WeightFormat
 
@@ -36,7 +39,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(asked: Asked) -> Decision:
-    """Compute every option and choose."""
+    """Compute every option and choose.
+
+    Raises:
+        SetupError: a limit that cannot be, a context beyond the model's, or a layout that was asked
+            for and cannot be; names it and the nearest that works.
+    """
+    check(asked)
     everything: list[Option] = []
     chosen: Option | None = None
     for form in (asked.own, *asked.formats):
@@ -58,11 +67,26 @@ def decide(asked: Asked) -> Decision:
     )
 
 
+def check(asked: Asked) -> None:
+    """Refuse what no deployment could be: SetupError."""
+    pinned = asked.pinned
+    check_length(asked.stepper(pinned or Layout(), asked.own).replica)
+    if pinned is None:
+        return
+    check_layout(asked.geometry, pinned, tp_divides=asked.profile.tp_divides)
+    if pinned.gpus > asked.devices.gpus:
+        raise SetupError(
+            f"{pinned} takes {pinned.gpus} GPUs, and there are {asked.devices.gpus}: choose a "
+            "smaller one, or more --gpus-per-host or --hosts"
+        )
+
+
 def computed(asked: Asked, form: WeightFormat) -> list[Option]:
     """One option for each layout of one pool, and the best of two pools."""
     found: list[Option] = []
     servers: list[Server] = []
-    for layout in layouts(asked.geometry, asked.devices):
+    considered = [asked.pinned] if asked.pinned else layouts(asked.geometry, asked.devices)
+    for layout in considered:
         if layout.pp > 1 and servers and form is not asked.own:
             continue  # A smaller format is proposed to do without stages.
         one = server(asked, asked.stepper(layout, form))

@@ -12,7 +12,7 @@ from ekiden.planner.devices import Devices
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
-from ekiden.planner.memory import Replica
+from ekiden.planner.memory import Replica, show
 from ekiden.planner.precision import WeightFormat
 from ekiden.planner.profiles import Profile
 from ekiden.planner.serving import Latency
@@ -43,6 +43,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Of the longest kind that a deployment must hold at once."""
     spare: int = 0
     """Replicas of each pool that may be lost with the objectives still met."""
+    pinned: Layout | None = None
+    """The only layout of a replica to look at; None: every one."""
     price: float | None = None
     """Of a GPU for an hour; None: not known."""
 
@@ -153,8 +155,10 @@ def why_not(stepper: Stepper, sequences: int) -> str:
     if stepper.tokens >= need:
         return ""
     rank = found.ranks[found.tightest]
-    gib = 1 << 30
+    weights = f"{show(rank.weights)} of weights a GPU"
+    if rank.kv <= 0:
+        return f"{weights} and what else it takes pass its {show(rank.usable)} by {show(-rank.kv)}"
     return (
-        f"{rank.weights / gib:.1f} GiB of weights a GPU leave {rank.kv / gib:.1f} of "
-        f"{rank.usable / gib:.1f} usable GiB for KV: {stepper.tokens} tokens, where {need} are needed"
+        f"{weights} leave {show(rank.kv)} of {show(rank.usable)} for KV: {stepper.tokens} tokens, "
+        f"where {need} are needed"
     )

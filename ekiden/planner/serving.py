@@ -74,11 +74,13 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     chunk = stepper.replica.resolved.chunk
     services = tuple(
         Service(
-            share=kind.share,
+            share=kind.share / MOMENTS,
             busy=cost + work.fresh(kind) / chunk * mean.alone,
-            latency=_first_token(stepper, work, kind) + _steps(stepper, work, kind) * mean.alone,
+            latency=_first_token(stepper, work, kind)
+            + (math.ceil(work.fresh(kind) / chunk) + (moment + 0.5) / MOMENTS) * mean.alone,
         )
         for kind, cost in zip(work.kinds, mean.costs, strict=True)
+        for moment in range(MOMENTS)
     )
     queue = Queue(servers=groups, rate=rate, services=services)
     if queue.load >= 1:
@@ -94,6 +96,8 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     return msgspec.structs.replace(found, stall=stepper.mixed(full).total)
 
 
+MOMENTS = 4
+"""At which a request may find the step that is running: decode steps ride along with its chunks."""
 TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
 
 
@@ -204,11 +208,6 @@ def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
 def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
     tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
     return stepper.prompt(tokens, work.prompt - tokens)
-
-
-def _steps(stepper: Stepper, work: Workload, kind: Requests) -> float:
-    """Decode steps that ride along, and half of the one that a request finds running."""
-    return math.ceil(work.fresh(kind) / stepper.replica.resolved.chunk) + 0.5
 
 
 def _latency(
