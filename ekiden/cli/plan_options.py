@@ -86,8 +86,8 @@ def _add_work(group: Any) -> None:
     group.add_argument(
         "--workload", metavar="NAME", default="chat",
         help="chat (200 tokens of prompt/200 of output), rag (8192/200), writing (200/2000), mixed "
-        "(a third of each), short-short, short-long, long-short, long-long or bench-mixed "
-        "(default: chat)",
+        "(a third of each), voice (1000/60), short-short (256/128), short-long (256/1024), "
+        "long-short (8192/128), long-long (8192/1024) or bench-mixed (default: chat)",
     )  # fmt: skip
     lengths = at_least(1)
     group.add_argument("--prompt-tokens", type=lengths, metavar="N", help="instead of a workload's")

@@ -182,11 +182,22 @@ def _failure(plan: dict[str, Any]) -> str:
 
 
 def _lost(plan: dict[str, Any]) -> Iterator[str]:
-    shown = plan["lost"][:_SHOWN]
+    shown = _worth_showing(plan)[:_SHOWN]
     for one in shown:
         yield _wrapped(f"{_name(one)}: {one['why']}", "      ", "  - ")
     if more := len(plan["lost"]) - len(shown):
-        yield f"  - {more} more, most of them for the same reasons: --json has them all"
+        yield f"  - {more} more, for reasons of the same kinds: --json has them all"
+
+
+def _worth_showing(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """All of the chosen format; of any other the first, which is its best."""
+    seen: set[str] = set()
+    found = []
+    for one in plan["lost"]:
+        if one["weights"] == plan["chosen"]["weights"] or one["weights"] not in seen:
+            found.append(one)
+        seen.add(one["weights"])
+    return found
 
 
 def _name(option: dict[str, Any]) -> str:

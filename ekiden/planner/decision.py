@@ -121,10 +121,17 @@ def _cheapest(asked: Asked, options: list[Option]) -> Option | None:
     if not options:
         return None
     if asked.work.rate is not None:
-        return min(options, key=lambda o: (o.gpus, o.failure_domain, o.latency.tpot_p95))
+        return min(
+            options, key=lambda o: (o.gpus, o.failure_domain, _stages(o), o.latency.tpot_p95)
+        )
     most = max(option.rate for option in options)
     close = [option for option in options if option.rate * (1 + MARGIN) >= most]
-    return min(close, key=lambda o: (o.failure_domain, -o.rate))
+    return min(close, key=lambda o: (o.failure_domain, _stages(o), -o.rate))
+
+
+def _stages(option: Option) -> int:
+    """TP comes before PP where both do: a pipeline does not make one request faster."""
+    return max(layout.pp for layout in option.layouts)
 
 
 def nearest(options: list[Option]) -> Option:

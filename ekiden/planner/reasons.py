@@ -7,7 +7,7 @@ from ekiden.planner.devices import PCIE
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
-from ekiden.planner.workload import Objectives
+from ekiden.planner.workload import VOICE, Objectives
 
 SLOW_LINK = 0.25
 """Share of communication in a decode step from which a link is called slow."""
@@ -19,7 +19,8 @@ def why(decision: Decision) -> list[str]:
     if chosen.refused:
         return [_nothing_fits(decision)]
     found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
-    found += [_link(decision), _split(decision), _interference(decision)]
+    found += [_link(decision), _smaller(decision), _split(decision), _interference(decision)]
+    found += [_full(decision), _long(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 
@@ -65,16 +66,25 @@ def _misses(objectives: Objectives, option: Option, *, quiet: bool) -> str:
 
 
 def _other_format(decision: Decision, option: Option) -> str:
-    chosen = decision.chosen
     if option.form is decision.asked.own:
         return "the model's own format; nothing in it meets the objectives better"
-    gain = (
-        f"would take {option.gpus} GPUs, not {chosen.gpus}"
-        if decision.asked.work.rate is not None
-        else f"would serve {option.rate:.3g} requests/s, {option.rate / chosen.rate:.2f} times the "
-        "chosen"
+    return f"{gain(decision, option)}, but smaller weights change answers: compare those first"
+
+
+def gain(decision: Decision, option: Option) -> str:
+    """What other weights would bring, in figures."""
+    chosen = decision.chosen
+    if decision.asked.work.rate is None:
+        if option.rate < chosen.rate * (1 + MARGIN):
+            return f"would serve {option.rate:.3g} requests/s, and the chosen {chosen.rate:.3g}"
+        times = option.rate / chosen.rate if chosen.rate else float("inf")
+        return f"would serve {option.rate:.3g} requests/s, {times:.3g} times the chosen"
+    if option.gpus != chosen.gpus:
+        return f"would take {option.gpus} GPUs, not {chosen.gpus}"
+    return (
+        f"would take {option.gpus} GPUs too, with a TPOT P95 of "
+        f"{milliseconds(option.latency.tpot_p95)}"
     )
-    return f"{gain}; smaller weights change answers, so compare those first"
 
 
 def _no_cheaper(decision: Decision, option: Option) -> str:
@@ -178,17 +188,24 @@ def _shape(decision: Decision) -> str:
             f"tokens of all {layout.dp} groups."
         )
     if layout.pp > 1:
-        where = "between hosts" if layout.gpus > devices.per_host else "over the slower link"
-        return (
-            f"{layout}: only activations cross the {layout.pp - 1} borders of stages, {where}; TP "
-            f"stays within {layout.tp} GPUs."
-        )
+        where = "hosts" if layout.gpus > devices.per_host else "GPUs"
+        within = f", TP stays within {layout.tp} GPUs" if layout.tp > 1 else ""
+        return f"{layout}: only activations cross from stage to stage, between {where}{within}."
     if layout.tp > 1:
         return (
-            f"{layout} is the least that is quick enough and leaves room for KV: every layer's "
-            f"matrices are cut over {layout.tp} GPUs joined by {devices.link_of(layout.tp)}."
+            f"{layout}: every layer's matrices are cut over {layout.tp} GPUs joined by "
+            f"{devices.link_of(layout.tp)}{_less(decision, layout)}."
         )
     return ""
+
+
+def _less(decision: Decision, layout: Layout) -> str:
+    """Why half of a TP is not enough."""
+    half = Layout(tp=layout.tp // 2)
+    if half.tp < 2 or decision.chosen.kind != AGGREGATED:
+        return ""
+    found = [o for o in decision.lost if o.layouts == (half,) and o.form == decision.chosen.form]
+    return f". TP{half.tp} {lost(decision, found[0])}" if found else ""
 
 
 def _shortfall(decision: Decision) -> str:
@@ -211,13 +228,73 @@ def _format(decision: Decision) -> str:
 
 def _link(decision: Decision) -> str:
     chosen, devices = decision.chosen, decision.asked.devices
-    share = chosen.latency.decode.communication_share
-    if max(layout.tp for layout in chosen.layouts) == 1 or share < SLOW_LINK:
+    decode = chosen.latency.decode.communication_share
+    prompt = chosen.latency.prefill.communication_share
+    if max(layout.gpus for layout in chosen.layouts) == 1 or max(decode, prompt) < SLOW_LINK:
         return ""
     link = "PCIe" if devices.interconnect == PCIE else "the link"
     return (
-        f"{share:.0%} of a decode step is communication over {link}: pipeline stages and smaller "
-        "weights are among the alternatives below."
+        f"The link is slow for this: {decode:.0%} of a decode step and {prompt:.0%} of a prompt "
+        f"are communication over {link}. Pipeline stages and smaller weights, which need less of "
+        "it, are among the alternatives below."
+    )
+
+
+WORTH_A_LOOK = 1.5
+"""Times the throughput of a GPU from which smaller weights are pointed at."""
+
+
+def _smaller(decision: Decision) -> str:
+    """The best of smaller weights, where they would bring much."""
+    chosen = decision.chosen
+    found = [o for o in decision.lost if o.works and o.form.bits < chosen.form.bits]
+    if not found or not chosen.works:
+        return ""
+    best = max(found, key=lambda o: (o.rate_per_gpu, -o.gpus))
+    if best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
+        return ""
+    return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
+
+
+NEARLY_ALL = 0.95
+
+
+def _full(decision: Decision) -> str:
+    """Where a limit is the limit, and neither the GPUs nor an objective is."""
+    chosen, limits = decision.chosen, decision.asked.limits
+    latency, layout = chosen.latency, chosen.layouts[-1]
+    most = (limits.max_num_seqs or 0) * layout.dp
+    if latency.most < most or latency.running < NEARLY_ALL * latency.most:
+        return ""
+    return (
+        f"What bounds it is --max-num-seqs {limits.max_num_seqs}, not its KV or an objective: "
+        f"{2 * (limits.max_num_seqs or 0)} may serve more."
+    )
+
+
+LONG_PROMPT = 32_768
+"""Tokens from which a prompt is called long: its attention costs as much as its matrices."""
+
+
+def _long(decision: Decision) -> str:
+    longest = max(kind.prompt for kind in decision.asked.work.kinds)
+    if longest < LONG_PROMPT:
+        return ""
+    chunk, first = decision.asked.limits.chunk, decision.chosen.latency.prefill.total
+    return (
+        f"Prompts of {longest} tokens are computed in chunks of {chunk}, so that others get their "
+        f"tokens meanwhile. Where the {milliseconds(first)} of one are too long even so, context "
+        "parallelism cuts a prompt over GPUs; it is not computed here."
+    )
+
+
+def _voice(decision: Decision) -> str:
+    if decision.asked.work.name != VOICE:
+        return ""
+    return (
+        "A speech pipeline: keep recognition, this model and synthesis each on GPUs of their own, "
+        "since a burst of one delays the others. Listeners hear the jitter between tokens: the "
+        f"longest gap that a prompt causes here is {milliseconds(decision.chosen.latency.stall)}."
     )
 
 

@@ -178,6 +178,7 @@ def ordered(decision: Decision) -> list[Option]:
             bool(o.refused),
             not o.works,
             o.form is not decision.asked.own,
+            o.worst,
             -o.rate_per_gpu,
         ),
     )
