@@ -50,13 +50,19 @@ def _run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     """0; 1 where nothing meets the objectives."""
+    from ekiden.cli.plan_files import deployment, write
     from ekiden.cli.plan_page import page
     from ekiden.planner.catalogue import servable
     from ekiden.planner.decision import decide
     from ekiden.planner.report import report
 
-    plan = report(decide(question(args)), servable(args.model))
+    decision = decide(question(args))
+    model = servable(args.model)
+    plan = report(decision, model)
     print(_json(plan) if args.json else page(plan))
+    if args.out:
+        texts = {"plan.txt": page(plan) + "\n", "plan.json": _json(plan) + "\n"}
+        write(args.out, texts | deployment(decision, model, args.out))
     return 0 if plan["met"] else 1
 
 

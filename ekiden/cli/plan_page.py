@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 WIDTH = 100
 _SHOWN = 14
 """Options that lost which are shown; ``--json`` has all of them."""
+_COMMANDS = 2
+"""Command lines of a host which are shown where there are many."""
 _GIB = 1 << 30
 
 
@@ -208,23 +209,30 @@ def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
     if deploy["blocked"]:
         yield _wrapped(f"{deploy['blocked']}.")
         return
-    if deploy["up"]:
-        yield f"  {_command(deploy['up'])}"
-        yield "  or each replica by itself:"
-    for line in deploy["serve"]:
-        yield f"  {_command(line)}"
+    hosts = [lines for lines in deploy["hosts"] if lines]
+    for number, lines in enumerate(hosts, 1):
+        if len(hosts) > 1:
+            yield f"  on host {number}:"
+        for line in lines[:_COMMANDS] if len(lines) > _COMMANDS + 1 else lines:
+            yield _command(line)
+        if len(lines) > _COMMANDS + 1:
+            yield f"  ... {len(lines) - _COMMANDS} more: --out DIR writes all of them"
 
 
-def _command(words: list[str]) -> str:
-    """Options after the first line each on the next ones, as a shell takes them."""
-    text = " ".join(word if word.startswith("$") else shlex.quote(word) for word in words)
+def _command(line: str) -> str:
+    """Longer ones on several lines, as a shell takes them."""
     lines = textwrap.wrap(
-        text, WIDTH - 6, break_long_words=False, break_on_hyphens=False, subsequent_indent="      "
+        line,
+        WIDTH - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent="  ",
+        subsequent_indent="      ",
     )
     return " \\\n".join(lines)
 
 
-def _certainty(plan: dict[str, Any]) -> Iterator[str] | list[str]:
+def _certainty(plan: dict[str, Any]) -> list[str]:
     sure = plan["certainty"]
     found = f"Latency by the calibration {sure['calibration']}: {sure['source']}"
     if sure["median_error_tpot"] is not None:

@@ -69,9 +69,8 @@ def decide(asked: Asked) -> Decision:
 
 def check(asked: Asked) -> None:
     """Refuse what no deployment could be: SetupError."""
-    pinned = asked.pinned
-    check_length(asked.stepper(pinned or Layout(), asked.own).replica)
-    if pinned is None:
+    check_length(asked.stepper(Layout(), asked.own).replica)
+    if (pinned := asked.pinned) is None:
         return
     check_layout(asked.geometry, pinned, tp_divides=asked.profile.tp_divides)
     if pinned.gpus > asked.devices.gpus:

@@ -57,9 +57,9 @@ def label(objective: str) -> str:
 def _misses(objectives: Objectives, option: Option, *, quiet: bool) -> str:
     stated = objectives.stated()
     parts = [
-        f"{label(name)} is {milliseconds(getattr(option.latency, name))} against "
+        f"{label(name)} is {milliseconds(getattr(option.latency, name))}, {times - 1:.1%} over "
         f"{milliseconds(stated[name])}"
-        for name, _ in option.missed
+        for name, times in option.missed
     ]
     when = ", even with next to no load" if quiet else ""
     return f"too slow: {' and '.join(parts)}{when}"
@@ -80,11 +80,15 @@ def gain(decision: Decision, option: Option) -> str:
         times = option.rate / chosen.rate if chosen.rate else float("inf")
         return f"would serve {option.rate:.3g} requests/s, {times:.3g} times the chosen"
     if option.gpus != chosen.gpus:
-        return f"would take {option.gpus} GPUs, not {chosen.gpus}"
+        return f"would take {_gpus(option.gpus)}, not {chosen.gpus}"
     return (
-        f"would take {option.gpus} GPUs too, with a TPOT P95 of "
+        f"would take {_gpus(option.gpus)} too, with a TPOT P95 of "
         f"{milliseconds(option.latency.tpot_p95)}"
     )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
 
 
 def _no_cheaper(decision: Decision, option: Option) -> str:
@@ -92,7 +96,7 @@ def _no_cheaper(decision: Decision, option: Option) -> str:
     if one is None:
         return ""
     if decision.asked.work.rate is not None:
-        return f"takes {option.gpus} GPUs, and {one.name} takes {one.gpus}"
+        return f"takes {_gpus(option.gpus)}, and {one.name} takes {one.gpus}"
     return (
         f"serves {option.rate:.3g} requests/s against {one.rate:.3g} of {one.name}: two pools must "
         f"win by {SPLIT_MARGIN:.0%} to be worth their running"
@@ -113,19 +117,23 @@ def _slower(chosen: Option, option: Option) -> str:
 
 def _dearer(chosen: Option, option: Option) -> str:
     if option.gpus > chosen.gpus:
-        return f"takes {option.gpus} GPUs, and {chosen.gpus} are enough"
-    return f"takes {option.gpus} GPUs too, and {_domain(chosen, option)}"
+        return f"takes {_gpus(option.gpus)}, and {chosen.gpus} will do"
+    return f"takes {_gpus(option.gpus)} too, and {_domain(chosen, option)}"
 
 
 def _domain(chosen: Option, option: Option) -> str:
     if option.failure_domain > chosen.failure_domain:
         return (
-            f"one failure takes {option.failure_domain} GPUs with it, not {chosen.failure_domain}"
+            f"one failure takes {_gpus(option.failure_domain)} with it, not {chosen.failure_domain}"
         )
-    return (
-        f"its TPOT P95 is {milliseconds(option.latency.tpot_p95)}, not "
-        f"{milliseconds(chosen.latency.tpot_p95)}"
-    )
+    if _stages(option) > _stages(chosen):
+        return "stages do not make one request faster"
+    ours, its = milliseconds(chosen.latency.tpot_p95), milliseconds(option.latency.tpot_p95)
+    return f"its TPOT P95 is {its}, not {ours}" if its != ours else "it has no advantage"
+
+
+def _stages(option: Option) -> int:
+    return max(layout.pp for layout in option.layouts)
 
 
 def _single(decision: Decision) -> Option | None:
@@ -172,7 +180,7 @@ def _room(decision: Decision) -> str:
     if one.refused:
         return f"It does not fit on one {card}: {one.refused}. So the model is split."
     if chosen.failure_domain > 1:
-        return f"It fits on one {card}, but {lost(decision, one)}."
+        return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
     if chosen.gpus == 1:
         return f"It fits on one {card}, and one is enough: there is nothing to split."
     return f"It fits on one {card}: more traffic takes more replicas, not a split model."
@@ -205,7 +213,7 @@ def _less(decision: Decision, layout: Layout) -> str:
     if half.tp < 2 or decision.chosen.kind != AGGREGATED:
         return ""
     found = [o for o in decision.lost if o.layouts == (half,) and o.form == decision.chosen.form]
-    return f". TP{half.tp} {lost(decision, found[0])}" if found else ""
+    return f". {found[0].layouts[0]}: {lost(decision, found[0])}" if found else ""
 
 
 def _shortfall(decision: Decision) -> str:
@@ -232,11 +240,12 @@ def _link(decision: Decision) -> str:
     prompt = chosen.latency.prefill.communication_share
     if max(layout.gpus for layout in chosen.layouts) == 1 or max(decode, prompt) < SLOW_LINK:
         return ""
-    link = "PCIe" if devices.interconnect == PCIE else "the link"
+    shares = f"{decode:.0%} of a decode step and {prompt:.0%} of a prompt"
+    if devices.interconnect != PCIE:
+        return f"Communication takes {shares}."
     return (
-        f"The link is slow for this: {decode:.0%} of a decode step and {prompt:.0%} of a prompt "
-        f"are communication over {link}. Pipeline stages and smaller weights, which need less of "
-        "it, are among the alternatives below."
+        f"PCIe is slow for this: communication takes {shares}. Pipeline stages and smaller "
+        "weights, which need less of it, are among the alternatives below."
     )
 
 
@@ -302,9 +311,8 @@ def _split(decision: Decision) -> str:
     chosen, one = decision.chosen, decision.aggregated
     if chosen.kind != DISAGGREGATED or one is None:
         return ""
-    against = lost(decision, one) if one is not chosen else ""
     return (
-        f"Prefill and decode are split, since the best single pool, {one.name}, {against}. "
+        f"Prefill and decode are split. The best single pool, {one.name}: {lost(decision, one)}. "
         f"KV takes {chosen.latency.link_load:.0%} of the link, and the second token waits "
         f"{milliseconds(chosen.latency.transfer)} for it."
     )

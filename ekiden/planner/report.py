@@ -207,15 +207,11 @@ def measure_first(decision: Decision) -> list[str]:
 
 
 def deploy(decision: Decision, model: str) -> dict[str, Any]:
-    reason = flags.blocked(decision)
-    if reason:
-        return {"blocked": reason, "up": None, "serve": []}
-    one_host = decision.asked.devices.hosts == 1
-    return {
-        "blocked": "",
-        "up": flags.up(decision, model) if one_host else None,
-        "serve": flags.serve(decision, model),
-    }
+    """Command lines by host, or why there are none."""
+    if reason := flags.blocked(decision):
+        return {"blocked": reason, "hosts": []}
+    hosts = range(decision.asked.devices.hosts)
+    return {"blocked": "", "hosts": [flags.commands(decision, model, host) for host in hosts]}
 
 
 def certainty(asked: Asked) -> dict[str, Any]:
