@@ -52,17 +52,19 @@ def _plan(args: argparse.Namespace) -> int:
     """0; 1 where nothing meets the objectives."""
     from ekiden.cli.plan_files import deployment, write
     from ekiden.cli.plan_page import page
+    from ekiden.models.registry import MODELS
     from ekiden.planner.catalogue import servable
     from ekiden.planner.decision import decide
     from ekiden.planner.report import report
 
     decision = decide(question(args))
     model = servable(args.model)
-    plan = report(decision, model)
+    plan = report(decision, model, MODELS)
     print(_json(plan) if args.json else page(plan))
     if args.out:
         texts = {"plan.txt": page(plan) + "\n", "plan.json": _json(plan) + "\n"}
-        write(args.out, texts | deployment(decision, model, args.out))
+        files = {} if plan["deploy"]["blocked"] else deployment(decision, model, args.out)
+        write(args.out, texts | files)
     return 0 if plan["met"] else 1
 
 

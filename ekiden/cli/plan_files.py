@@ -63,14 +63,12 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
 
 
 def deployment(decision: Decision, model: str, directory: Path) -> dict[str, str]:
-    """What deploys the plan, by file name; nothing where the engine does not serve it yet.
+    """What deploys a plan that the engine serves, by file name.
 
     An overlay is for one host, which is what ``compose/`` is for.
     """
-    from ekiden.planner.flags import blocked, commands
+    from ekiden.planner.flags import commands
 
-    if blocked(decision):
-        return {}
     one_host = decision.asked.devices.hosts == 1
     found = {OVERLAY: overlay(decision, model, directory / OVERLAY)} if one_host else {}
     for host in range(decision.asked.devices.hosts):

@@ -185,7 +185,8 @@ def question(args: argparse.Namespace) -> Asked:
     if not args.model:
         raise SetupError("no MODEL: give a config.json, a directory, or a name as Llama-3.1-8B")
     told = _calibration(args.calibration)
-    if not args.gpu and told.device is None:
+    card = gpu(args.gpu) if args.gpu else told.device
+    if card is None:
         raise SetupError(f"no --gpu: choose one of {', '.join(known.name for known in gpus())}")
     shape = geometry(args.model)
     work = _workload(args)
@@ -196,7 +197,7 @@ def question(args: argparse.Namespace) -> Asked:
     return Asked(
         geometry=shape,
         devices=devices(
-            gpu(args.gpu) if args.gpu else told.device,
+            card,
             per_host=args.gpus_per_host,
             hosts=args.hosts,
             interconnect=args.interconnect,

@@ -202,7 +202,8 @@ def _worth_showing(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _name(option: dict[str, Any]) -> str:
-    return option["name"].replace("0 x ", "") if option["refused"] else option["name"]
+    name: str = option["name"]
+    return name.removeprefix("0 x ") if option["refused"] else name
 
 
 def _deploy(deploy: dict[str, Any]) -> Iterator[str]:

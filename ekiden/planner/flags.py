@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import msgspec
 
-from ekiden.models.registry import MODELS
 from ekiden.planner.decision import Decision
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import DISAGGREGATED
@@ -30,12 +29,13 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``ekiden serve`` for its role."""
 
 
-def blocked(decision: Decision) -> str:
-    """Why this engine does not serve the plan yet; empty where it does."""
+def blocked(decision: Decision, served: Collection[str]) -> str:
+    """Why this engine, which serves models of these types, does not serve the plan yet; empty where
+    it does."""
     chosen, geometry = decision.chosen, decision.asked.geometry
     if chosen.refused:
         return "Nothing fits, so there is nothing to deploy"
-    if geometry.model_type not in MODELS:
+    if geometry.model_type not in served:
         return (
             f"ekiden does not serve models of type {geometry.model_type} yet: the plan is "
             "arithmetic, without flags"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -11,16 +12,18 @@ from ekiden.planner import flags
 from ekiden.planner.decision import Decision
 from ekiden.planner.memory import RankSum
 from ekiden.planner.options import AGGREGATED, Asked, Option
-from ekiden.planner.reasons import lost, why
+from ekiden.planner.reasons import lost
 from ekiden.planner.serving import aggregated
 from ekiden.planner.steps import Split
+from ekiden.planner.why import why
 
 SCHEMA = 1
 HOUR_S, MILLION = 3600, 1e6
 
 
-def report(decision: Decision, model: str) -> dict[str, Any]:
-    """``model`` as it was named on the command line. Times in seconds, sizes in bytes."""
+def report(decision: Decision, model: str, served: Collection[str]) -> dict[str, Any]:
+    """``model`` as other commands know it; ``served``: model types that the engine has. Times in
+    seconds, sizes in bytes."""
     chosen = decision.chosen
     return {
         "schema": SCHEMA,
@@ -33,7 +36,7 @@ def report(decision: Decision, model: str) -> dict[str, Any]:
         "failure": failure(decision),
         "lost": [{**option_of(one), "why": lost(decision, one)} for one in ordered(decision)],
         "measure_first": measure_first(decision),
-        "deploy": deploy(decision, model),
+        "deploy": deploy(decision, model, served),
         "certainty": certainty(decision.asked),
     }
 
@@ -206,9 +209,9 @@ def measure_first(decision: Decision) -> list[str]:
     return [] if chosen.refused else found
 
 
-def deploy(decision: Decision, model: str) -> dict[str, Any]:
+def deploy(decision: Decision, model: str, served: Collection[str]) -> dict[str, Any]:
     """Command lines by host, or why there are none."""
-    if reason := flags.blocked(decision):
+    if reason := flags.blocked(decision, served):
         return {"blocked": reason, "hosts": []}
     hosts = range(decision.asked.devices.hosts)
     return {"blocked": "", "hosts": [flags.commands(decision, model, host) for host in hosts]}

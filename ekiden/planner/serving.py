@@ -214,9 +214,15 @@ def _latency(
     stepper: Stepper, work: Workload, queue: Queue, mean: Mean, most: float, rate: float
 ) -> Latency:
     """``rate`` of the prompts that a DP group computes beside decoding."""
+    ttft = [queue.quantile(q / 100) for q in NORMAL]
+    tpot = [_tpot(stepper, work, mean, most, rate, q) for q in NORMAL]
     return Latency(
-        **{f"ttft_p{q}": queue.quantile(q / 100) for q in NORMAL},
-        **{f"tpot_p{q}": _tpot(stepper, work, mean, most, rate, q) for q in NORMAL},
+        ttft_p50=ttft[0],
+        ttft_p95=ttft[1],
+        ttft_p99=ttft[2],
+        tpot_p50=tpot[0],
+        tpot_p95=tpot[1],
+        tpot_p99=tpot[2],
         running=mean.running,
         most=most,
         prefill_load=mean.load,

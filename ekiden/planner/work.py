@@ -89,7 +89,7 @@ def _stage(
     geometry: Geometry, layout: Layout, form: WeightFormat, bounds: tuple[int, int], kv: RankKv
 ) -> StageWork:
     kinds = Counter(geometry.layers[slice(*bounds)])
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = dict.fromkeys(_SUMMED, 0)
     for layer, count in kinds.items():
         for name, value in _layer(geometry, layer, layout, form).items():
             sums[name] += count * value
@@ -97,12 +97,17 @@ def _stage(
     head = -(-geometry.vocab // layout.tp) * geometry.hidden if last else 0
     return StageWork(
         layers=bounds[1] - bounds[0],
+        sparse_layers=int(sums["sparse_layers"]),
+        dense_bytes=int(sums["dense_bytes"]),
+        expert_bytes=int(sums["expert_bytes"]),
+        small_flops=sums["small_flops"],
+        wide_flops=sums["wide_flops"],
+        expert_flops=sums["expert_flops"],
         head_bytes=head * form.wide,
         head_flops=2.0 * head,
         scores=_scores(kinds, layout.tp),
         kv=kv,
         touch=_touch(geometry),
-        **{name: sums[name] for name in _SUMMED},
     )
 
 
@@ -115,8 +120,7 @@ _SUMMED = (
 def _layer(
     geometry: Geometry, layer: Layer, layout: Layout, form: WeightFormat
 ) -> dict[str, float]:
-    sums: Counter[str] = Counter()
-    sparse = isinstance(layer.mlp, Moe)
+    sums: dict[str, float] = dict.fromkeys(_SUMMED, 0)
     for matrix in layer.matrices(geometry.hidden):
         part = local(matrix, layer.attention, layout, 0)
         if matrix.part == "expert":
@@ -125,11 +129,10 @@ def _layer(
         else:
             sums["dense_bytes"] += form.bytes_of(part)
             sums["small_flops" if form.is_small(matrix) else "wide_flops"] += 2 * part.elements
-    found: dict[str, float] = dict(sums)
-    found["sparse_layers"] = int(sparse)
     if isinstance(layer.mlp, Moe):
-        found["expert_flops"] = found["expert_flops"] * layer.mlp.top_k / layer.mlp.experts
-    return found
+        sums["sparse_layers"] = 1
+        sums["expert_flops"] *= layer.mlp.top_k / layer.mlp.experts
+    return sums
 
 
 def _touch(geometry: Geometry) -> float:
