@@ -149,9 +149,8 @@ _PARTS = ("weights", "attention", "communication", "overhead", "idle")
 
 
 def _parts(label: str, split: dict[str, float]) -> str:
-    parts = ", ".join(
-        f"{name} {split[name] / split['total']:.0%}" for name in _PARTS if split[name]
-    )
+    shown = [name for name in _PARTS if split[name] or name == "communication"]
+    parts = ", ".join(f"{name} {split[name] / split['total']:.0%}" for name in shown)
     return f"  {label}: {_time(split['total'])} = {parts}"
 
 
