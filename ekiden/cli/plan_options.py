@@ -98,8 +98,13 @@ def _add_work(group: Any) -> None:
         "the objectives)",
     )  # fmt: skip
     group.add_argument(
-        "--prefix-share", type=part, metavar="SHARE", default=0.0,
-        help="of a prompt, what is cached from earlier requests (default: 0)",
+        "--prefix-share", type=part, metavar="SHARE",
+        help="of a prompt, what is cached from earlier requests (default: 0, or the trace's)",
+    )  # fmt: skip
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE",
+        help="instead of --workload: a JSON object a line with timestamp (ms), input_length, "
+        "output_length and, for prefix sharing, hash_ids of 512 tokens each",
     )  # fmt: skip
 
 
@@ -214,8 +219,17 @@ def question(args: argparse.Namespace) -> Asked:
         sequences=args.concurrency,
         spare=args.spare_replicas,
         pinned=_pinned(args),
+        stored_bytes=_stored(Path(args.model)),
         price=args.gpu_price,
     )
+
+
+def _stored(path: Path) -> int | None:
+    """Bytes of the checkpoint that lies beside the config, where one does."""
+    from ekiden.planner.weights import stored
+
+    directory = path.parent if path.is_file() else path
+    return stored(directory).bytes if any(directory.glob("*.safetensors")) else None
 
 
 def _pinned(args: argparse.Namespace) -> Layout | None:
@@ -233,14 +247,21 @@ def _calibration(name: str) -> Calibration:
 
 
 def _workload(args: argparse.Namespace) -> Workload:
+    import msgspec
+
+    from ekiden.planner.trace import from_trace
     from ekiden.planner.workload import workload
 
+    if args.trace:
+        found = from_trace(args.trace, args.rate)
+        share = found.prefix_share if args.prefix_share is None else args.prefix_share
+        return msgspec.structs.replace(found, prefix_share=share)
     return workload(
         args.workload,
         prompt=args.prompt_tokens,
         output=args.output_tokens,
         rate=args.rate,
-        prefix_share=args.prefix_share,
+        prefix_share=args.prefix_share or 0.0,
     )
 
 

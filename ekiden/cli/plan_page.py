@@ -11,6 +11,8 @@ _SHOWN = 14
 """Options that lost which are shown; ``--json`` has all of them."""
 _COMMANDS = 2
 """Command lines of a host which are shown where there are many."""
+_FEW_KINDS = 4
+"""Kinds of requests which are each shown."""
 _GIB = 1 << 30
 
 
@@ -52,7 +54,7 @@ def _bullets(sentences: list[str]) -> list[str]:
 def _head(plan: dict[str, Any]) -> str:
     asked, chosen = plan["asked"], plan["chosen"]
     work = asked["workload"]
-    kinds = ", ".join(f"{k['prompt']}/{k['output']}" for k in work["kinds"])
+    kinds = _kinds([f"{kind['prompt']}/{kind['output']}" for kind in work["kinds"]])
     rate = f"{work['rate']:g} requests/s" if work["rate"] else "as many requests as it serves"
     cached = f", {work['prefix_share']:.0%} of prompts cached" if work["prefix_share"] else ""
     stated = ", ".join(
@@ -75,6 +77,12 @@ def _head(plan: dict[str, Any]) -> str:
             f"  objectives  {stated}{assumed if asked['objectives_assumed'] else ''}",
         )
     )
+
+
+def _kinds(lengths: list[str]) -> str:
+    if len(lengths) <= _FEW_KINDS:
+        return ", ".join(lengths)
+    return f"{len(lengths)} kinds from {lengths[0]} to {lengths[-1]}"
 
 
 def _active(asked: dict[str, Any]) -> str:
@@ -243,4 +251,10 @@ def _certainty(plan: dict[str, Any]) -> list[str]:
             f"Not checked against a data sheet for this GPU: {', '.join(sure['recalled'])}."
         )
     sentences.append("Memory is arithmetic, and off by 1.5% in the median of published logs.")
+    if sure["checkpoint_bytes"]:
+        off = sure["counted_bytes"] / sure["checkpoint_bytes"] - 1
+        sentences.append(
+            f"The checkpoint's headers have {sure['checkpoint_bytes']:,} bytes of tensors; "
+            f"{sure['counted_bytes']:,} were counted, {off:+.2%}."
+        )
     return sentences

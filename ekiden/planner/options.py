@@ -45,6 +45,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas of each pool that may be lost with the objectives still met."""
     pinned: Layout | None = None
     """The only layout of a replica to look at; None: every one."""
+    stored_bytes: int | None = None
+    """Of the checkpoint's tensors, by their headers; None: none is at hand."""
     price: float | None = None
     """Of a GPU for an hour; None: not known."""
 

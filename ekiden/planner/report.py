@@ -10,11 +10,13 @@ import msgspec
 
 from ekiden.planner import flags
 from ekiden.planner.decision import Decision
+from ekiden.planner.layout import Layout
 from ekiden.planner.memory import RankSum
 from ekiden.planner.options import AGGREGATED, Asked, Option
 from ekiden.planner.reasons import lost
 from ekiden.planner.serving import aggregated
 from ekiden.planner.steps import Split
+from ekiden.planner.weights import rank_weights
 from ekiden.planner.why import why
 
 SCHEMA = 1
@@ -224,4 +226,12 @@ def certainty(asked: Asked) -> dict[str, Any]:
         "source": told.source,
         "median_error_tpot": told.median_error,
         "recalled": list(asked.devices.gpu.recalled),
+        "checkpoint_bytes": asked.stored_bytes,
+        "counted_bytes": counted_bytes(asked),
     }
+
+
+def counted_bytes(asked: Asked) -> int:
+    """Of the whole model in its own format, without what engines hold beside it."""
+    (found,) = rank_weights(asked.geometry, Layout(), asked.own)
+    return found

@@ -172,7 +172,8 @@ def _long(decision: Decision) -> str:
     longest = max(kind.prompt for kind in decision.asked.work.kinds)
     if longest < LONG_PROMPT:
         return ""
-    chunk, first = decision.asked.limits.chunk, decision.chosen.latency.prefill.total
+    stepper = decision.asked.stepper(decision.chosen.layouts[0], decision.chosen.form)
+    chunk, first = stepper.replica.resolved.chunk, stepper.prompt(longest).total
     return (
         f"Prompts of {longest} tokens are computed in chunks of {chunk}, so that others get their "
         f"tokens meanwhile. Where the {milliseconds(first)} of one are too long even so, context "

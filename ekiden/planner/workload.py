@@ -26,6 +26,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second of the whole deployment; None: as many as the GPUs serve."""
     prefix_share: float = 0.0
     """Of a prompt's tokens, those whose KV a replica has from an earlier request."""
+    extreme: int = 0
+    """Tokens of the longest single request, where kinds are means; 0: as the kinds say."""
 
     @property
     def prompt(self) -> float:
@@ -45,8 +47,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest kind of request, prompt and output together."""
-        return max(kind.prompt + kind.output for kind in self.kinds)
+        """Tokens of the longest request, prompt and output together."""
+        return max(self.extreme, *(kind.prompt + kind.output for kind in self.kinds))
 
     def fresh(self, kind: Requests) -> float:
         """Tokens of a prompt that are computed; at least its last one always is."""

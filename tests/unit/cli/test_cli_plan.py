@@ -225,3 +225,46 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(capsys, tmp_path: Path)
     file.write_text("")
     assert main(["plan", *EIGHT, "--out", str(file / "below")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_checkpoint_at_hand_is_held_against_the_count(printed, tmp_path: Path):
+    model = write_tiny_model(tmp_path / "tiny")
+    sure = json.loads(printed(str(model), "--gpu", "l4", "--json", "--weights", "fp32"))[
+        "certainty"
+    ]
+    assert sure["counted_bytes"] == pytest.approx(sure["checkpoint_bytes"], rel=0.01)
+    assert "of tensors" in printed(str(model), "--gpu", "l4")
+
+
+def test_a_trace_is_a_workload_with_its_own_rate_and_sharing(printed, tmp_path: Path):
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        {
+            "timestamp": 500 * i,
+            "input_length": 1100,
+            "output_length": 50,
+            "hash_ids": [0, 1, 100 + i],
+        }
+        for i in range(21)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    work = json.loads(printed("Llama-3.1-8B", "--gpu", "H100", "--trace", str(file), "--json"))
+    asked = work["asked"]["workload"]
+    assert asked["rate"] == pytest.approx(2.0)
+    assert asked["prefix_share"] == pytest.approx(20 * 1024 / (21 * 1100))
+    assert {kind["prompt"] for kind in asked["kinds"]} == {1100}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no requests"),
+        ('{"timestamp": 0}', "line 1: Object missing required field"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "lengths must be 1 or more"),
+    ],
+)
+def test_a_trace_that_is_none_names_the_line(capsys, tmp_path: Path, text, message):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(text)
+    assert main(["plan", "Llama-3.1-8B", "--gpu", "H100", "--trace", str(file)]) == 2
+    assert message in capsys.readouterr().err
