@@ -268,3 +268,23 @@ def test_a_trace_that_is_none_names_the_line(capsys, tmp_path: Path, text, messa
     file.write_text(text)
     assert main(["plan", "Llama-3.1-8B", "--gpu", "H100", "--trace", str(file)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_report_has_three_pictures_and_needs_nothing_else(printed, tmp_path: Path):
+    from xml.etree import ElementTree
+
+    file = tmp_path / "plan.html"
+    page = printed(*APART, "--html", str(file))
+    text = file.read_text()
+    pictures = [f"<svg{part.partition('</svg>')[0]}</svg>" for part in text.split("<svg")[1:]]
+    trees = [ElementTree.fromstring(picture) for picture in pictures]
+    assert [len(tree.findall("polyline")) > 1 for tree in trees] == [True, False, True]
+    assert len(trees[1].findall("rect")) >= 5
+    assert not any(word in text for word in ("http://", "https://", "<script"))
+    assert page.splitlines()[0] in text
+
+
+def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_path: Path):
+    file = tmp_path / "plan.html"
+    printed("Llama-3.1-405B", "--gpu", "A6000", "--html", str(file), code=1)
+    assert "<svg" not in file.read_text()
