@@ -183,8 +183,8 @@ def question(args: argparse.Namespace) -> Asked:
     from ekiden.planner.catalogue import geometry
     from ekiden.planner.devices import devices
     from ekiden.planner.hardware import gpu, gpus
-    from ekiden.planner.options import Asked
-    from ekiden.planner.precision import kv_format, weight_format
+    from ekiden.planner.options import Asked, offered
+    from ekiden.planner.precision import kv_format
     from ekiden.planner.profiles import profile
 
     if not args.model:
@@ -213,7 +213,7 @@ def question(args: argparse.Namespace) -> Asked:
         calibration=told,
         profile=profile(args.engine),
         own=own,
-        formats=tuple(form for form in map(weight_format, names) if form.bits < own.bits),
+        formats=offered(names, own, card),
         kv_dtype=args.kv_cache_dtype,
         limits=limits,
         sequences=args.concurrency,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -10,10 +10,11 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices
 from ekiden.planner.geometry import Geometry
+from ekiden.planner.hardware import Gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, show
-from ekiden.planner.precision import WeightFormat
+from ekiden.planner.precision import WeightFormat, weight_format
 from ekiden.planner.profiles import Profile
 from ekiden.planner.serving import Latency
 from ekiden.planner.steps import Stepper
@@ -113,6 +114,21 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ROLES = ("prefill", "decode")
+
+
+def offered(names: Iterable[str], own: WeightFormat, gpu: Gpu) -> tuple[WeightFormat, ...]:
+    """Formats that may be proposed: smaller than the model's own, and no FP8 for a GPU without it,
+    where engines hold it as 16 bits.
+
+    Raises:
+        SetupError: a name that is no format.
+    """
+    found = [weight_format(name) for name in names]
+    return tuple(
+        form
+        for form in found
+        if form.bits < own.bits and (gpu.fp8_tflops or not form.name.startswith("fp8"))
+    )
 
 
 def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:

@@ -71,13 +71,14 @@ def _room(decision: Decision) -> str:
     if one is None:
         return ""
     card = decision.asked.devices.gpu.name
+    form = "" if chosen.form == decision.asked.own else f" in {chosen.form.name}"
     if one.refused:
         return f"It does not fit on one {card}: {one.refused}. So the model is split."
     if chosen.failure_domain > 1:
         return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
     if chosen.gpus == 1:
-        return f"It fits on one {card}, and one is enough: there is nothing to split."
-    return f"It fits on one {card}: more traffic takes more replicas, not a split model."
+        return f"It fits on one {card}{form}, and one is enough: there is nothing to split."
+    return f"It fits on one {card}{form}: more traffic takes more replicas, not a split model."
 
 
 def _shape(decision: Decision) -> str:
@@ -92,7 +93,7 @@ def _shape(decision: Decision) -> str:
     if layout.pp > 1:
         where = "hosts" if layout.gpus > devices.per_host else "GPUs"
         within = f", TP stays within {layout.tp} GPUs" if layout.tp > 1 else ""
-        return f"{layout}: only activations cross from stage to stage, between {where}{within}."
+        return f"{layout}: only activations cross between stages, on different {where}{within}."
     if layout.tp > 1:
         return (
             f"{layout}: every layer's matrices are cut over {layout.tp} GPUs joined by "
@@ -204,7 +205,7 @@ def _split(decision: Decision) -> str:
 
 def _interference(decision: Decision) -> str:
     chosen = decision.chosen
-    if chosen.kind != AGGREGATED or chosen.latency.limit:
+    if chosen.kind != AGGREGATED or not chosen.works:
         return ""
     latency = chosen.latency
     return (

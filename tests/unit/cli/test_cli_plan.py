@@ -58,7 +58,7 @@ def test_the_data_have_a_stable_schema(printed):
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
     assert all(one["why"] for one in plan["lost"])
-    assert {one["weights"] for one in plan["lost"]} == {"bf16", "fp8", "int8", "int4"}
+    assert {one["weights"] for one in plan["lost"]} == {"bf16", "int8", "int4"}
 
 
 def test_cost_is_in_gpu_hours_and_in_money_where_a_price_is_known(printed):

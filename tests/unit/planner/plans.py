@@ -13,7 +13,7 @@ from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica
-from ekiden.planner.options import AGGREGATED, Asked, Option
+from ekiden.planner.options import AGGREGATED, Asked, Option, offered
 from ekiden.planner.precision import published, weight_format
 from ekiden.planner.profiles import profile
 from ekiden.planner.steps import Stepper
@@ -80,7 +80,7 @@ def question(
         calibration=calibration("vllm"),
         profile=profile("ekiden"),
         own=own,
-        formats=tuple(f for f in map(weight_format, smaller) if f.bits < own.bits),
+        formats=offered(smaller, own, machines.gpu),
         limits=Limits(max_model_len=length or usual, max_num_seqs=256, chunk=2048),
         **more,
     )

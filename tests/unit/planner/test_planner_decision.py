@@ -106,7 +106,7 @@ def test_r34_not_one_host_is_tp_inside_and_pp_across():
     assert decision.chosen.layouts == (Layout(tp=8, pp=2),)
     wide = option(decision, Layout(tp=16))
     assert wide.rate < decision.chosen.rate
-    assert "only activations cross" in said(decision)
+    assert "only activations cross between stages" in said(decision)
 
 
 def test_r34_quantising_into_one_host_is_compared():
@@ -247,3 +247,10 @@ def test_a_pinned_layout_is_the_only_one():
 def test_a_context_beyond_the_positions_is_refused():
     with pytest.raises(SetupError, match="choose 1 to 131072"):
         plan("Llama-3.1-70B", "H100", 8, length=1_000_000)
+
+
+def test_eight_bit_floats_are_not_offered_to_a_card_without_them():
+    old, new = plan("Qwen2.5-32B", "A6000", 1), plan("Qwen2.5-32B", "l40s", 1)
+    assert [form.name for form in old.asked.formats] == ["int8", "int4"]
+    assert old.chosen.form.name == "int8"
+    assert new.chosen.form.name == "fp8"
