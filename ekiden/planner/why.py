@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ekiden.planner.decision import Decision
 from ekiden.planner.devices import PCIE
+from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
+from ekiden.planner.precision import KV_BYTES, kv_format
 from ekiden.planner.reasons import gain, lost, milliseconds, misses
 from ekiden.planner.workload import VOICE
 
@@ -15,6 +19,9 @@ SLOW_LINK = 0.25
 WORTH_A_LOOK = 1.5
 """Times the throughput of a GPU from which smaller weights are pointed at."""
 NEARLY_ALL = 0.95
+SMALL_KV = "int8"
+MUCH_KV = 1.2
+"""Times the throughput of a GPU from which a smaller cache is pointed at."""
 LONG_PROMPT = 32_768
 """Tokens from which a prompt is called long: its attention costs as much as its matrices."""
 
@@ -26,7 +33,7 @@ def why(decision: Decision) -> list[str]:
         return [_nothing_fits(decision)]
     found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
     found += [_link(decision), _smaller(decision), _split(decision), _interference(decision)]
-    found += [_full(decision), _long(decision), _voice(decision)]
+    found += [_small_kv(decision), _full(decision), _long(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 
@@ -154,6 +161,24 @@ def _smaller(decision: Decision) -> str:
     if best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
         return ""
     return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
+
+
+def _small_kv(decision: Decision) -> str:
+    """What 8 bits of KV would bring to the same layout, where that is much."""
+    chosen, asked = decision.chosen, decision.asked
+    if chosen.kind != AGGREGATED or not chosen.works or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
+        return ""
+    smaller = msgspec.structs.replace(asked, kv_dtype=SMALL_KV)
+    one = server(smaller, smaller.stepper(chosen.layouts[0], chosen.form))
+    if isinstance(one, str):
+        return ""
+    found = together(smaller, one, chosen.form)
+    if not found.works or found.rate_per_gpu < MUCH_KV * chosen.rate_per_gpu:
+        return ""
+    return (
+        f"A cache of 8 bits is worth a look: with --kv-cache-dtype {SMALL_KV} this layout "
+        f"{gain(decision, found)}. Compare its answers too."
+    )
 
 
 def _full(decision: Decision) -> str:

@@ -254,3 +254,9 @@ def test_eight_bit_floats_are_not_offered_to_a_card_without_them():
     assert [form.name for form in old.asked.formats] == ["int8", "int4"]
     assert old.chosen.form.name == "int8"
     assert new.chosen.form.name == "fp8"
+
+
+def test_a_smaller_cache_is_pointed_at_where_kv_is_what_lacks():
+    short = plan("Llama-3.1-70B", "H100", 2, work="writing", smaller=())
+    assert "--kv-cache-dtype int8" in said(short)
+    assert "--kv-cache-dtype int8" not in said(plan("Llama-3.1-8B", "A6000", 8))
