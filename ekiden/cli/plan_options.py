@@ -73,8 +73,8 @@ def _add_devices(group: Any) -> None:
     group.add_argument("--hosts", type=int, metavar="N", default=1, help="default: 1")
     group.add_argument(
         "--interconnect", metavar="LINK", default="auto",
-        help="within a host: nvlink or pcie (default: auto, nvlink where the GPU has it for more "
-        "than a pair)",
+        help="within a host: nvlink, pcie, or pcie-p2p where GPUs reach one another through a "
+        "switch (default: auto, nvlink where the GPU has it for more than a pair, else pcie)",
     )  # fmt: skip
     group.add_argument(
         "--network-gbps", type=positive, metavar="GBPS", default=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ekiden.planner.decision import Decision
-from ekiden.planner.devices import PCIE
+from ekiden.planner.devices import NVLINK
 from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
@@ -143,7 +143,7 @@ def _link(decision: Decision) -> str:
     if max(layout.gpus for layout in chosen.layouts) == 1 or max(decode, prompt) < SLOW_LINK:
         return ""
     shares = f"{decode:.0%} of a decode step and {prompt:.0%} of a prompt"
-    if devices.interconnect != PCIE:
+    if devices.interconnect == NVLINK:
         return f"Communication takes {shares}."
     return (
         f"PCIe is slow for this: communication takes {shares}. Pipeline stages and smaller "

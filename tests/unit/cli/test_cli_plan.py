@@ -194,7 +194,7 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
         (("--max-model-len", "100"), "is less than the 400 tokens"),
         (("--gpu", "H1000"), "nearest are h100_sxm"),
         (("--workload", "chatt"), "nearest is chat; choose one of chat, rag, writing"),
-        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie"),
+        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie, pcie-p2p"),
         (("--gpu", "l4", "--interconnect", "nvlink"), "l4 has no NVLink: choose pcie"),
         (("--weights", "fp9"), "nearest is fp8"),
         (("--smaller-weights", "int3"), "weight format 'int3' is not known"),
