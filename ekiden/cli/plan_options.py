@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ekiden.planner.workload import Objectives, Workload
 
 _PERCENTILES = tuple(f"{what}-p{q}" for what in ("ttft", "tpot") for q in (50, 95, 99))
-_SEQUENCES, _CHUNK = 256, 2048
+_CHUNK = 2048
 _LENGTH_STEP = 1024
 
 
@@ -155,8 +155,8 @@ def _add_engine(group: Any) -> None:
         help="tokens of prompt and output together (default: the workload's longest, in thousands)",
     )  # fmt: skip
     group.add_argument(
-        "--max-num-seqs", type=at_least(1), metavar="N", default=_SEQUENCES,
-        help=f"sequences in one step (default: {_SEQUENCES})",
+        "--max-num-seqs", type=at_least(1), metavar="N",
+        help="sequences in one step (default: of 64 to 1024 what KV has room for)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-batched-tokens", type=at_least(1), metavar="N", default=_CHUNK,

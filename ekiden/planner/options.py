@@ -25,6 +25,10 @@ MOST_STAGES = 8
 """Beyond it a pipeline is not considered: the bubble, and stages of a few layers."""
 
 
+USUAL_SEQUENCES, MORE_SEQUENCES, FEWER_SEQUENCES = 256, (512, 1024), (128, 64)
+"""In one step, where nobody says how many: the first, or those where KV has more or less room."""
+
+
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a plan follows from."""
 
@@ -52,17 +56,50 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Of a GPU for an hour; None: not known."""
 
     def stepper(self, layout: Layout, form: WeightFormat) -> Stepper:
-        """Of one replica. Raises SetupError later, when its memory is asked for."""
+        """Of one replica, with as many sequences as KV has room for where no limit was stated:
+        each of them takes buffers for sampling, which KV then lacks.
+
+        Raises SetupError later, when its memory is asked for.
+        """
+        if self.limits.max_num_seqs is not None:
+            return self._stepper(layout, form, self.limits)
+        found = self._stepper(layout, form, _with(self.limits, USUAL_SEQUENCES))
+        try:
+            held = self._held(found)
+        except SetupError:
+            return found
+        steps = MORE_SEQUENCES if held > USUAL_SEQUENCES else FEWER_SEQUENCES
+        for sequences in steps:
+            other = self._stepper(layout, form, _with(self.limits, sequences))
+            if min(sequences, self._held(other)) <= min(held, _sequences(found)):
+                break
+            found, held = other, self._held(other)
+        return found
+
+    def _held(self, stepper: Stepper) -> float:
+        """Sequences of the workload for which a DP group has KV."""
+        return stepper.tokens / stepper.memory.dp / self.work.context
+
+    def _stepper(self, layout: Layout, form: WeightFormat, limits: Limits) -> Stepper:
         replica = Replica(
             geometry=self.geometry,
             card=self.devices.card,
             layout=layout,
             weights=form,
             kv_dtype=self.kv_dtype,
-            limits=self.limits,
+            limits=limits,
             profile=self.profile,
         )
         return Stepper(replica, self.devices, self.calibration)
+
+
+def _with(limits: Limits, sequences: int) -> Limits:
+    """The limits with that many sequences, or as many as there are tokens in a step."""
+    return msgspec.structs.replace(limits, max_num_seqs=min(sequences, limits.chunk or sequences))
+
+
+def _sequences(stepper: Stepper) -> int:
+    return stepper.replica.resolved.max_num_seqs
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,8 +98,9 @@ def _slower(chosen: Option, option: Option) -> str:
             f"serves {figure(option.rate)} requests/s within the objectives, and the chosen "
             f"{figure(chosen.rate)}"
         )
+    margin = SPLIT_MARGIN if _stages(option) > _stages(chosen) else MARGIN
     return (
-        f"serves {figure(option.rate)} requests/s, no more than {MARGIN:.0%} from the chosen "
+        f"serves {figure(option.rate)} requests/s, less than {margin:.0%} from the chosen "
         f"{figure(chosen.rate)}, and {_domain(chosen, option)}"
     )
 

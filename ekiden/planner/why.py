@@ -152,13 +152,15 @@ def _link(decision: Decision) -> str:
 
 
 def _smaller(decision: Decision) -> str:
-    """The best of smaller weights, where they would bring much."""
+    """The best of smaller weights, where they would bring much, or all into one host."""
     chosen = decision.chosen
     found = [o for o in decision.lost if o.works and o.form.bits < chosen.form.bits]
     if not found or not chosen.works:
         return ""
     best = max(found, key=lambda o: (o.rate_per_gpu, -o.gpus))
-    if best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
+    per_host = decision.asked.devices.per_host
+    joins = best.failure_domain <= per_host < chosen.failure_domain
+    if not joins and best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
         return ""
     return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
 
@@ -183,15 +185,12 @@ def _small_kv(decision: Decision) -> str:
 
 def _full(decision: Decision) -> str:
     """Where a limit is the limit, and neither the GPUs nor an objective is."""
-    chosen, limits = decision.chosen, decision.asked.limits
-    latency, layout = chosen.latency, chosen.layouts[-1]
-    most = (limits.max_num_seqs or 0) * layout.dp
-    if latency.most < most or latency.running < NEARLY_ALL * latency.most:
+    chosen, layout = decision.chosen, decision.chosen.layouts[-1]
+    limit = decision.asked.stepper(layout, chosen.form).replica.resolved.max_num_seqs
+    latency = chosen.latency
+    if latency.most < limit * layout.dp or latency.running < NEARLY_ALL * latency.most:
         return ""
-    return (
-        f"What bounds it is --max-num-seqs {limits.max_num_seqs}, not its KV or an objective: "
-        f"{2 * (limits.max_num_seqs or 0)} may serve more."
-    )
+    return f"What bounds it is --max-num-seqs {limit}, not its KV or an objective."
 
 
 def _long(decision: Decision) -> str:

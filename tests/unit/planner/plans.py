@@ -59,6 +59,7 @@ def question(
     objectives: Objectives | None = None,
     network_gbps: float | None = None,
     length: int | None = None,
+    sequences_in_step: int | None = None,
     **more: Any,
 ) -> Asked:
     shape = by_name(model)
@@ -81,7 +82,7 @@ def question(
         profile=profile("ekiden"),
         own=own,
         formats=offered(smaller, own, machines.gpu),
-        limits=Limits(max_model_len=length or usual, max_num_seqs=256, chunk=2048),
+        limits=Limits(max_model_len=length or usual, max_num_seqs=sequences_in_step, chunk=2048),
         **more,
     )
 

@@ -260,3 +260,22 @@ def test_a_smaller_cache_is_pointed_at_where_kv_is_what_lacks():
     short = plan("Llama-3.1-70B", "H100", 2, work="writing", smaller=())
     assert "--kv-cache-dtype int8" in said(short)
     assert "--kv-cache-dtype int8" not in said(plan("Llama-3.1-8B", "A6000", 8))
+
+
+def test_stages_within_a_host_must_win_clearly():
+    decision = plan("Llama-3.1-70B", "H100", 4)
+    staged = option(decision, Layout(tp=2, pp=2))
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert staged.rate > decision.chosen.rate
+    assert "less than 20% from the chosen" in lost(decision, staged)
+
+
+def test_r25_the_number_of_sequences_is_what_kv_has_room_for():
+    tight, roomy = plan("Llama-3.1-70B", "H100", 2, smaller=()), plan("Llama-3.1-8B", "H100", 1)
+    limits = [
+        one.asked.stepper(one.chosen.layouts[0], one.chosen.form).replica.resolved.max_num_seqs
+        for one in (tight, roomy)
+    ]
+    assert limits == [128, 1024]
+    stated = plan("Llama-3.1-70B", "H100", 2, smaller=(), sequences_in_step=1024)
+    assert not stated.met or stated.chosen.rate < tight.chosen.rate

@@ -144,6 +144,13 @@ def test_reading_weights_bounds_a_small_batch():
     assert one.decode(1024, 100).weights > 1.2 * one.decode(1, 100).weights
 
 
+def test_latent_attention_multiplies_its_vector_in_decode_and_whole_keys_in_prefill():
+    work = stage_works(stepper("DeepSeek-V3", "H200", Layout(tp=8), weights="fp8-block").replica)[0]
+    (scores,) = work.scores
+    assert scores.decode == 2 * 16 * (512 + 64 + 512)
+    assert scores.prefill == 2 * 16 * (128 + 64 + 128)
+
+
 def test_a_window_bounds_what_attention_reads():
     whole, windowed = (stepper(m, "H100") for m in ("Mistral-7B-v0.2", "Mistral-7B-v0.1"))
     assert windowed.decode(8, 8192).attention < 0.6 * whole.decode(8, 8192).attention
