@@ -10,7 +10,7 @@ WIDTH = 100
 _SHOWN = 14
 """Options that lost which are shown; ``--json`` has all of them."""
 _COMMANDS = 2
-"""Command lines of a host which are shown where there are many."""
+"""Command lines of a host which are shown where there are many, and hosts."""
 _FEW_KINDS = 4
 """Kinds of requests which are each shown."""
 _GIB = 1 << 30
@@ -222,13 +222,15 @@ def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
         yield _wrapped(f"{deploy['blocked']}.")
         return
     hosts = [lines for lines in deploy["hosts"] if lines]
-    for number, lines in enumerate(hosts, 1):
+    for number, lines in enumerate(hosts[:_COMMANDS], 1):
         if len(hosts) > 1:
             yield f"  on host {number}:"
         for line in lines[:_COMMANDS] if len(lines) > _COMMANDS + 1 else lines:
             yield _command(line)
         if len(lines) > _COMMANDS + 1:
             yield f"  ... {len(lines) - _COMMANDS} more: --out DIR writes all of them"
+    if len(hosts) > _COMMANDS:
+        yield f"  ... and {len(hosts) - _COMMANDS} more hosts"
 
 
 def _command(line: str) -> str:

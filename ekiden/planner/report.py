@@ -215,8 +215,7 @@ def deploy(decision: Decision, model: str, served: Collection[str]) -> dict[str,
     """Command lines by host, or why there are none."""
     if reason := flags.blocked(decision, served):
         return {"blocked": reason, "hosts": []}
-    hosts = range(decision.asked.devices.hosts)
-    return {"blocked": "", "hosts": [flags.commands(decision, model, host) for host in hosts]}
+    return {"blocked": "", "hosts": flags.commands(decision, model)}
 
 
 def certainty(asked: Asked) -> dict[str, Any]:
