@@ -251,7 +251,8 @@ def _certainty(plan: dict[str, Any]) -> list[str]:
     found = f"Latency by the calibration {sure['calibration']}: {sure['source']}"
     if sure["median_error_tpot"] is not None:
         found += f"; its median error of TPOT there is {sure['median_error_tpot']:.1%}"
-    sentences = [f"{found}. It has not been measured on these machines."]
+    elsewhere = " It has not been measured on these machines." if sure["shipped"] else ""
+    sentences = [f"{found}.{elsewhere}"]
     if sure["recalled"]:
         sentences.append(
             f"Not checked against a data sheet for this GPU: {', '.join(sure['recalled'])}."

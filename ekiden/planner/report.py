@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ekiden.planner import flags
+from ekiden.planner.calibration import calibrations
 from ekiden.planner.decision import Decision
 from ekiden.planner.layout import Layout
 from ekiden.planner.memory import RankSum
@@ -224,6 +225,7 @@ def certainty(asked: Asked) -> dict[str, Any]:
         "calibration": told.name,
         "source": told.source,
         "median_error_tpot": told.median_error,
+        "shipped": calibrations().get(told.name) == told,
         "recalled": list(asked.devices.gpu.recalled),
         "checkpoint_bytes": asked.stored_bytes,
         "counted_bytes": counted_bytes(asked),
