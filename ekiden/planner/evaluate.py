@@ -35,6 +35,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     stepper: Stepper
     most: int
     """Replicas for which there is room."""
+    fewest: int
+    """Replicas that hold the requests of full length which were asked for."""
     ceiling: float
     """Requests a second of one replica with no time left."""
     prompts: float
@@ -58,6 +60,7 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
     return Server(
         stepper=stepper,
         most=most,
+        fewest=-(-asked.sequences * stepper.memory.limits.max_model_len // stepper.tokens),
         ceiling=1 / (added + full),
         prompts=1 / alone,
         tokens=1 / full,
@@ -77,7 +80,7 @@ def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
     usable = one.most - asked.spare
     count = least(
         lambda n: not with_replicas(n)(asked.work.rate or 0.0).missed(asked.objectives),
-        math.ceil(asked.work.rate / one.ceiling),
+        max(one.fewest, math.ceil(asked.work.rate / one.ceiling)),
         usable,
     )
     latency = with_replicas(max(1, count or usable))(asked.work.rate)
@@ -207,7 +210,8 @@ def _pool(
         found = disaggregated(one.stepper, one.stepper, asked.work, rate, pools)
         return not found.missed(wanted)
 
-    return least(works, math.ceil(rate / alone), one.most - asked.spare)
+    fewest = 1 if prefill else one.fewest
+    return least(works, max(fewest, math.ceil(rate / alone)), one.most - asked.spare)
 
 
 def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:

@@ -84,6 +84,16 @@ def test_r32_a_card_without_room_for_the_concurrency_is_not():
     assert "where 409600 are needed" in crowd.chosen.refused
 
 
+def test_r32_replicas_hold_the_concurrency_whatever_the_rate():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1, sequences=1000)
+    chosen, single = decision.chosen, option(decision, ONE)
+    held = decision.asked.stepper(ONE, chosen.form).tokens
+    assert single.replicas[0] == -(-1000 * 1024 // held) > 1
+    each = decision.asked.stepper(chosen.layouts[0], chosen.form).tokens
+    assert chosen.replicas[0] * each >= 1000 * 1024
+    assert chosen.gpus < single.gpus, "weights that are split leave more room for KV"
+
+
 def test_r33_not_one_card_but_one_host_is_tp_inside():
     decision = plan("Llama-3.1-70B", "H100", 8)
     layout = decision.chosen.layouts[0]
