@@ -165,7 +165,7 @@ def _parts(label: str, split: dict[str, float]) -> str:
 def _cost(plan: dict[str, Any]) -> Iterator[str]:
     cost, chosen = plan["cost"], plan["chosen"]
     asked_for = plan["asked"]["workload"]["rate"]
-    served = "asked for" if asked_for else "the most within the objectives"
+    served = "asked for" if asked_for and plan["met"] else "the most within the objectives"
     written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
     yield f"  {_figure(chosen['rate'])} requests/s ({served}), {written}"
     line = f"  {chosen['gpus']} GPU-hours an hour"

@@ -31,6 +31,7 @@ def report(decision: Decision, model: str, served: Collection[str]) -> dict[str,
     return {
         "schema": SCHEMA,
         "met": decision.met,
+        "short": decision.short,
         "asked": asked_of(decision.asked, model),
         "chosen": option_of(chosen),
         "why": why(decision),
@@ -144,7 +145,7 @@ def cost(decision: Decision) -> dict[str, float | None]:
     where a price is known."""
     chosen, price = decision.chosen, decision.asked.price
     tokens = chosen.rate * decision.asked.work.output * HOUR_S
-    hours = chosen.gpus / tokens * MILLION if tokens and decision.met else None
+    hours = chosen.gpus / tokens * MILLION if tokens and chosen.works else None
     return {
         "gpu_hours_per_hour": float(chosen.gpus),
         "gpu_hours_per_million_tokens": hours,

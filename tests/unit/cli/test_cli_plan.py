@@ -65,7 +65,7 @@ def test_the_data_have_a_stable_schema(printed):
     plan = json.loads(printed(*EIGHT, "--json"))
     assert plan["schema"] == 1
     assert list(plan) == [
-        *("schema", "met", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
+        *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
         *("measure_first", "deploy", "certainty"),
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]

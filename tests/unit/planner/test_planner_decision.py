@@ -289,3 +289,13 @@ def test_r25_the_number_of_sequences_is_what_kv_has_room_for():
     assert limits == [128, 1024]
     stated = plan("Llama-3.1-70B", "H100", 2, smaller=(), sequences_in_step=1024)
     assert not stated.met or stated.chosen.rate < tight.chosen.rate
+
+
+def test_a_rate_beyond_the_gpus_is_told_what_they_carry_and_what_it_takes():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1000, smaller=())
+    most = plan("Llama-3.1-8B", "A6000", 8, smaller=()).chosen
+    assert not decision.met
+    assert decision.chosen == most
+    needed = -(-1000 // (most.rate / 8))
+    assert f"about {needed:.0f} such GPUs would carry all" in said(decision)
+    assert all("cannot keep up with 1,000" in lost(decision, one) for one in decision.lost)
