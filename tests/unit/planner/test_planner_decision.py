@@ -6,9 +6,11 @@ from plans import option, plan
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.decision import decide
+from ekiden.planner.evaluate import highest
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED
 from ekiden.planner.reasons import lost
+from ekiden.planner.serving import disaggregated
 from ekiden.planner.why import why
 from ekiden.planner.workload import Objectives
 
@@ -299,3 +301,19 @@ def test_a_rate_beyond_the_gpus_is_told_what_they_carry_and_what_it_takes():
     needed = -(-1000 // (most.rate / 8))
     assert f"about {needed:.0f} such GPUs would carry all" in said(decision)
     assert all("cannot keep up with 1,000" in lost(decision, one) for one in decision.lost)
+
+
+def test_r38_the_ratio_of_pools_is_the_best_of_all():
+    decision = plan("Llama-3.1-8B", "A6000", 8, smaller=())
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    one = decision.asked.stepper(ONE, two.form)
+
+    def most(prefill: int) -> float:
+        pools = (prefill, 8 - prefill)
+        work, objectives = decision.asked.work, decision.asked.objectives
+        return highest(
+            lambda rate: not disaggregated(one, one, work, rate, pools).missed(objectives), 1000.0
+        )
+
+    assert two.layouts == (ONE, ONE)
+    assert max(range(1, 8), key=most) == two.replicas[0]
