@@ -189,7 +189,7 @@ def question(args: argparse.Namespace) -> Asked:
 
     if not args.model:
         raise SetupError("no MODEL: give a config.json, a directory, or a name as Llama-3.1-8B")
-    told = _calibration(args.calibration)
+    told = told_by(args.calibration)
     card = gpu(args.gpu) if args.gpu else told.device
     if card is None:
         raise SetupError(f"no --gpu: choose one of {', '.join(known.name for known in gpus())}")
@@ -197,7 +197,7 @@ def question(args: argparse.Namespace) -> Asked:
     work = _workload(args)
     limits = _limits(args, work)
     names = [name for name in args.smaller_weights.split(",") if name not in ("", "none")]
-    own = _own(args, shape)
+    own = own_weights(args.weights, shape)
     kv_format(args.kv_cache_dtype)
     return Asked(
         geometry=shape,
@@ -239,7 +239,8 @@ def _pinned(args: argparse.Namespace) -> Layout | None:
     return Layout(tp=tp or 1, pp=pp or 1) if tp or pp else None
 
 
-def _calibration(name: str) -> Calibration:
+def told_by(name: str) -> Calibration:
+    """A shipped calibration, or that of a JSON file. Raises SetupError: there is none."""
     from ekiden.planner.calibration import calibration, read_calibration
 
     file = Path(name)
@@ -292,9 +293,10 @@ def _objectives(args: argparse.Namespace, work: Workload) -> Objectives:
     return Objectives(**stated) if stated else assumed_objectives(work)
 
 
-def _own(args: argparse.Namespace, shape: Geometry) -> WeightFormat:
+def own_weights(name: str, shape: Geometry) -> WeightFormat:
+    """``auto``: as the model is published."""
     from ekiden.planner.precision import published, weight_format
 
-    if args.weights != "auto":
-        return weight_format(args.weights)
+    if name != "auto":
+        return weight_format(name)
     return published(shape.quant_method, shape.dtype, shape.model_type)
