@@ -49,6 +49,10 @@ class Bookings:
             kv_tokens=sum(booking.kv_tokens for booking in recent),
         )
 
+    def __contains__(self, life: Life) -> bool:
+        """Whether it has any."""
+        return life in self._open
+
     @property
     def count(self) -> int:
         return sum(len(held) for held in self._open.values())
