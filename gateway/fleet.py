@@ -15,8 +15,8 @@ from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError, Unavailable
 from ekiden.core.hashes import granule_hashes, root_hash
 from ekiden.core.types import Completion, PrefillCandidate
-from ekiden.registry.record import READY, UNWELL, ReplicaRecord
-from ekiden.registry.watcher import POLL_S, Watcher
+from ekiden.registry.record import POLL_S, READY, UNWELL, ReplicaRecord
+from ekiden.registry.watcher import Watcher
 from gateway.catalog import ServedModel
 from gateway.decode_link import CONNECT_S, DecodeLink
 from gateway.placing import Placed, Placer
