@@ -76,8 +76,7 @@ class Registry:
         if life in self._due or life not in self._written:
             return
         self._due.add(life)
-        phase = self._phases[life]
-        turn = phase + self._renew_s * (math.floor((self._loop.now() - phase) / self._renew_s) + 1)
+        turn = _next_turn(self._loop.now(), self._renew_s, self._phases[life])
         self._loop.at(turn, lambda: self._write(replica, life))
 
     def mark(self, replica: Replica, status: str) -> None:
@@ -116,8 +115,7 @@ class Registry:
         self._changed[life] = record
         if not self._polling:
             self._polling = True
-            polls = math.floor(self._loop.now() / self._poll_s) + 1
-            self._loop.at(polls * self._poll_s, self._poll)
+            self._loop.at(_next_turn(self._loop.now(), self._poll_s), self._poll)
 
     def _poll(self) -> None:
         self._polling = False
@@ -131,3 +129,10 @@ class Registry:
         else:
             self.known.of(record.role)[life] = record
             self._read_at[life] = self._loop.now()
+
+
+def _next_turn(now: float, every: float, phase: float = 0.0) -> float:
+    """The first of ``phase``, ``phase`` + ``every``, ... that is after ``now``."""
+    turns = math.floor((now - phase) / every) + 1
+    turn = phase + every * turns
+    return turn if turn > now else phase + every * (turns + 1)
