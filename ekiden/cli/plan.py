@@ -37,6 +37,9 @@ def add_parser(commands: Any) -> None:
         "--out", type=Path, metavar="DIR",
         help="write the page, the data and what deploys it into this folder",
     )  # fmt: skip
+    output.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the page with plots into this file"
+    )
     parser.add_argument(
         "--score", type=Path, metavar="FILE",
         help="compare the planner with the measurements of a CSV file, and plan nothing",
@@ -51,6 +54,7 @@ def _run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     """0; 1 where nothing meets the objectives."""
     from ekiden.cli.plan_files import deployment, write
+    from ekiden.cli.plan_html import html
     from ekiden.cli.plan_page import page
     from ekiden.models.registry import MODELS
     from ekiden.planner.catalogue import servable
@@ -65,6 +69,8 @@ def _plan(args: argparse.Namespace) -> int:
         texts = {"plan.txt": page(plan) + "\n", "plan.json": _json(plan) + "\n"}
         files = {} if plan["deploy"]["blocked"] else deployment(decision, model, args.out)
         write(args.out, texts | files)
+    if args.html:
+        write(args.html.parent, {args.html.name: html(decision, plan)})
     return 0 if plan["met"] else 1
 
 

@@ -59,7 +59,7 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"--out {directory} cannot be written: {error.strerror}") from None
+        raise SetupError(f"{directory} cannot be written: {error.strerror}") from None
 
 
 def deployment(decision: Decision, model: str, directory: Path) -> dict[str, str]:

@@ -167,7 +167,7 @@ def _cost(plan: dict[str, Any]) -> Iterator[str]:
     asked_for = plan["asked"]["workload"]["rate"]
     served = "asked for" if asked_for else "the most within the objectives"
     written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
-    yield f"  {chosen['rate']:.3g} requests/s ({served}), {written}"
+    yield f"  {_figure(chosen['rate'])} requests/s ({served}), {written}"
     line = f"  {chosen['gpus']} GPU-hours an hour"
     if cost["gpu_hours_per_million_tokens"] is not None:
         line += f", {cost['gpu_hours_per_million_tokens']:.3g} for a million tokens written"
@@ -177,6 +177,10 @@ def _cost(plan: dict[str, Any]) -> Iterator[str]:
         if cost["price_per_million_tokens"] is not None:
             money += f", {cost['price_per_million_tokens']:.3g} for a million tokens written"
         yield money
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _failure(plan: dict[str, Any]) -> str:

@@ -19,8 +19,8 @@ from ekiden.planner.precision import WeightFormat
 MARGIN = 0.1
 """Shares of throughput that are taken for equal: the model is not better than that."""
 SPLIT_MARGIN = 0.2
-"""By how much two pools must be better than the best single one: more to run, and nine of ten
-published rows are foretold to within it."""
+"""By how much two pools must be better than the best single one, and stages than none: more to run,
+and nine of ten published rows are foretold to within it."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,9 +123,21 @@ def _cheapest(asked: Asked, options: list[Option]) -> Option | None:
         return min(
             options, key=lambda o: (o.gpus, o.failure_domain, _stages(o), o.latency.tpot_p95)
         )
+    whole = [option for option in options if _stages(option) == 1]
+    staged = _most([option for option in options if _stages(option) > 1])
+    found = _most(whole)
+    if found is None or staged is None:
+        return found or staged
+    return staged if staged.rate > found.rate * (1 + SPLIT_MARGIN) else found
+
+
+def _most(options: list[Option]) -> Option | None:
+    """The smallest failure domain of those that serve about as much as the best."""
+    if not options:
+        return None
     most = max(option.rate for option in options)
     close = [option for option in options if option.rate * (1 + MARGIN) >= most]
-    return min(close, key=lambda o: (o.failure_domain, _stages(o), -o.rate))
+    return min(close, key=lambda o: (o.failure_domain, -o.rate))
 
 
 def _stages(option: Option) -> int:

@@ -3,6 +3,9 @@
 import json
 import shlex
 import subprocess
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,11 +20,20 @@ SPLIT = (*BIG, "--weights", "fp8", "--workload", "rag", "--rate", "3")
 APART = (*SPLIT, "--ttft-p95", "6s", "--tpot-p95", "30ms", "--smaller-weights", "none")
 
 
+@cache
+def ran(*words: str) -> tuple[int, str]:
+    """Exit code and output: the same question has the same answer."""
+    with redirect_stdout(StringIO()) as out:
+        code = main(["plan", *words])
+    return code, out.getvalue()
+
+
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]):
+def printed():
     def run(*words: str, code: int = 0) -> str:
-        assert main(["plan", *words]) == code
-        return capsys.readouterr().out
+        ended, text = ran(*words)
+        assert ended == code
+        return text
 
     return run
 
@@ -58,7 +70,7 @@ def test_the_data_have_a_stable_schema(printed):
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
     assert all(one["why"] for one in plan["lost"])
-    assert {one["weights"] for one in plan["lost"]} == {"bf16", "fp8", "int8", "int4"}
+    assert {one["weights"] for one in plan["lost"]} == {"bf16", "int8", "int4"}
 
 
 def test_cost_is_in_gpu_hours_and_in_money_where_a_price_is_known(printed):
@@ -182,7 +194,7 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
         (("--max-model-len", "100"), "is less than the 400 tokens"),
         (("--gpu", "H1000"), "nearest are h100_sxm"),
         (("--workload", "chatt"), "nearest is chat; choose one of chat, rag, writing"),
-        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie"),
+        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie, pcie-p2p"),
         (("--gpu", "l4", "--interconnect", "nvlink"), "l4 has no NVLink: choose pcie"),
         (("--weights", "fp9"), "nearest is fp8"),
         (("--smaller-weights", "int3"), "weight format 'int3' is not known"),
@@ -268,3 +280,23 @@ def test_a_trace_that_is_none_names_the_line(capsys, tmp_path: Path, text, messa
     file.write_text(text)
     assert main(["plan", "Llama-3.1-8B", "--gpu", "H100", "--trace", str(file)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_report_has_three_pictures_and_needs_nothing_else(printed, tmp_path: Path):
+    from xml.etree import ElementTree
+
+    file = tmp_path / "plan.html"
+    page = printed(*APART, "--html", str(file))
+    text = file.read_text()
+    pictures = [f"<svg{part.partition('</svg>')[0]}</svg>" for part in text.split("<svg")[1:]]
+    trees = [ElementTree.fromstring(picture) for picture in pictures]
+    assert [len(tree.findall("polyline")) > 1 for tree in trees] == [True, False, True]
+    assert len(trees[1].findall("rect")) >= 5
+    assert not any(word in text for word in ("http://", "https://", "<script"))
+    assert page.splitlines()[0] in text
+
+
+def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_path: Path):
+    file = tmp_path / "plan.html"
+    printed("Llama-3.1-405B", "--gpu", "A6000", "--html", str(file), code=1)
+    assert "<svg" not in file.read_text()

@@ -106,7 +106,7 @@ def test_r34_not_one_host_is_tp_inside_and_pp_across():
     assert decision.chosen.layouts == (Layout(tp=8, pp=2),)
     wide = option(decision, Layout(tp=16))
     assert wide.rate < decision.chosen.rate
-    assert "only activations cross" in said(decision)
+    assert "only activations cross between stages" in said(decision)
 
 
 def test_r34_quantising_into_one_host_is_compared():
@@ -247,3 +247,35 @@ def test_a_pinned_layout_is_the_only_one():
 def test_a_context_beyond_the_positions_is_refused():
     with pytest.raises(SetupError, match="choose 1 to 131072"):
         plan("Llama-3.1-70B", "H100", 8, length=1_000_000)
+
+
+def test_eight_bit_floats_are_not_offered_to_a_card_without_them():
+    old, new = plan("Qwen2.5-32B", "A6000", 1), plan("Qwen2.5-32B", "l40s", 1)
+    assert [form.name for form in old.asked.formats] == ["int8", "int4"]
+    assert old.chosen.form.name == "int8"
+    assert new.chosen.form.name == "fp8"
+
+
+def test_a_smaller_cache_is_pointed_at_where_kv_is_what_lacks():
+    short = plan("Llama-3.1-70B", "H100", 2, work="writing", smaller=())
+    assert "--kv-cache-dtype int8" in said(short)
+    assert "--kv-cache-dtype int8" not in said(plan("Llama-3.1-8B", "A6000", 8))
+
+
+def test_stages_within_a_host_must_win_clearly():
+    decision = plan("Llama-3.1-70B", "H100", 4)
+    staged = option(decision, Layout(tp=2, pp=2))
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert staged.rate > decision.chosen.rate
+    assert "less than 20% from the chosen" in lost(decision, staged)
+
+
+def test_r25_the_number_of_sequences_is_what_kv_has_room_for():
+    tight, roomy = plan("Llama-3.1-70B", "H100", 2, smaller=()), plan("Llama-3.1-8B", "H100", 1)
+    limits = [
+        one.asked.stepper(one.chosen.layouts[0], one.chosen.form).replica.resolved.max_num_seqs
+        for one in (tight, roomy)
+    ]
+    assert limits == [128, 1024]
+    stated = plan("Llama-3.1-70B", "H100", 2, smaller=(), sequences_in_step=1024)
+    assert not stated.met or stated.chosen.rate < tight.chosen.rate
