@@ -1,4 +1,4 @@
-"""The requests of a simulation: when each is due, how long it is, and what its prompt begins with."""
+"""The requests of a simulation: when each is due, how long it is, what its prompt begins with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway: places each request, tries another replica where one fails, and keeps the account."""
+"""The gateway: places each request, tries another replica where one fails, keeps the account."""
 
 from __future__ import annotations
 
