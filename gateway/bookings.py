@@ -79,6 +79,10 @@ class Suspects:
     def __contains__(self, life: Life) -> bool:
         return self._until.get(life, 0.0) > self._clock.now()
 
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._until)
+
     def keep_only(self, lives: set[Life]) -> None:
         for table in (self._until, self._failures):
             for life in [life for life in table if life not in lives]:

@@ -16,12 +16,11 @@ from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import UNWELL, ReplicaRecord
 from gateway.bookings import Booking, Bookings, Suspects
 from gateway.prefix_guess import Life, PrefixGuess
-from gateway.routing import Ask, Booked, Candidate, best_rate, order_decode, order_prefill
+from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
 
 MAX_PREFILL_CANDIDATES = 3
 MAX_ATTEMPTS = 3
 """Decode replicas that are asked for one request."""
-_NOTHING = Booked()
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +53,7 @@ class Placer:
         self._guess = PrefixGuess()
         self._bookings = Bookings(clock)
         self._suspects = Suspects(clock)
+        self._kept: dict[Life, tuple[ReplicaRecord, Candidate]] = {}
 
     def place(
         self,
@@ -73,8 +73,9 @@ class Placer:
         self, decode: Sequence[Candidate], prefill: Sequence[Candidate], ask: Ask
     ) -> tuple[Candidate, list[Candidate]]:
         """A decode replica, and the prefill replicas in the order in which to ask them."""
-        order = order_prefill(prefill, ask, self._rng)
-        best = order_decode(decode, ask, self._rng, prefill_rate=best_rate(prefill))[0]
+        order = order_prefill(prefill, ask, self._rng, most=MAX_PREFILL_CANDIDATES)
+        rate = best_rate(prefill)
+        best = order_decode(decode, ask, self._rng, prefill_rate=rate, most=1)[0]
         return best.candidate, [scored.candidate for scored in order]
 
     def finish(self, placed: Placed, *, worked: bool, prefilled_on: str = "") -> None:
@@ -100,25 +101,42 @@ class Placer:
         """Forget every life that is over."""
         self._guess.keep_only(lives)
         self._suspects.keep_only(lives)
+        self._kept = {life: kept for life, kept in self._kept.items() if life in lives}
 
     def _candidates(
         self, records: Sequence[ReplicaRecord], granules: Sequence[bytes]
     ) -> list[Candidate]:
-        return [self._candidate(record, record.life, granules) for record in records]
+        return [self._candidate(record, granules) for record in records]
 
-    def _candidate(self, record: ReplicaRecord, life: Life, granules: Sequence[bytes]) -> Candidate:
-        booked = _NOTHING
-        if life in self._bookings:
-            booked = self._bookings.since(life, self._figures_since(record))
+    def _candidate(self, record: ReplicaRecord, granules: Sequence[bytes]) -> Candidate:
+        life = record.life
+        cached = self._guess.cached(life, granules)
+        if not (cached or life in self._bookings or self._suspects):
+            return self._unburdened(record, life)
         return Candidate(
             id=record.id,
             epoch=record.epoch,
             block_size=record.block_size,
             stats=record.stats,
-            booked=booked,
-            cached_tokens=self._granule * self._guess.cached(life, granules),
+            booked=self._bookings.since(life, self._figures_since(record)),
+            cached_tokens=self._granule * cached,
             suspect=life in self._suspects or record.status == UNWELL,
         )
+
+    def _unburdened(self, record: ReplicaRecord, life: Life) -> Candidate:
+        """One of which nothing is known but its record; of thousands most are, request after
+        request."""
+        kept = self._kept.get(life)
+        if kept is None or kept[0] is not record:
+            candidate = Candidate(
+                id=record.id,
+                epoch=record.epoch,
+                block_size=record.block_size,
+                stats=record.stats,
+                suspect=record.status == UNWELL,
+            )
+            self._kept[life] = kept = record, candidate
+        return kept[1]
 
     def _book(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.bar import Bar
@@ -47,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         for name, scenario in runs(args, question(args)):
             asked = requests(args, scenario)
-            outcome = simulate(scenario, asked, lambda done, of, name=name: bar(name, done, of))
+            outcome = simulate(scenario, asked, partial(bar, name))
             found.append(figures(name, outcome, slo(args)))
     finally:
         bar.close()

@@ -70,9 +70,9 @@ def _add_deployment(group: Any) -> None:
     add("--replicas", type=at_least(1), metavar="N",
         help="of both pools, shared out by --ratio (default: those that it names)")  # fmt: skip
     add("--policy", type=_several(_policy), default=POLICIES[:1], metavar="NAME,...",
-        help=f"a run for each of {', '.join(POLICIES)} (default: router, the gateway's)")  # fmt: skip
+        help=f"{', '.join(POLICIES)}: a run for each (default: the gateway's router)")  # fmt: skip
     add("--block-size", type=at_least(1), default=GRANULE, metavar="N",
-        help=f"tokens in a KV block; larger ones are simulated faster (default: {GRANULE})")  # fmt: skip
+        help=f"tokens in a KV block; larger ones take less time (default: {GRANULE})")  # fmt: skip
     add_options(group, (LOCAL_PREFILL,), ServiceConfig)
     add("--renew-interval", type=positive, default=RENEW_S, metavar="SECONDS",
         help=f"at which replicas tell their figures (default: {RENEW_S:g})")  # fmt: skip

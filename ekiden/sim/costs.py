@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ekiden.engine.scheduling.schedule import ScheduledChunk
@@ -36,15 +37,26 @@ class Costs:
         """``rows`` sequences that see ``context`` tokens in all."""
         mean = context / rows
         cell = int(mean) // GRID
-        ends = self._cells.get((rows, cell))
-        if ends is None:
-            ends = self._decode(rows, cell * GRID), self._decode(rows, (cell + 1) * GRID)
-            self._cells[rows, cell] = ends
-        (low, low_occupied), (high, high_occupied) = ends
+        low, high = self._ends(rows, cell)
         share = mean / GRID - cell
-        return Cost(
-            low + (high - low) * share, low_occupied + (high_occupied - low_occupied) * share
-        )
+        return Cost(*(one + (other - one) * share for one, other in zip(low, high, strict=True)))
+
+    def latencies(self, rows: int, context: int, steps: int) -> Iterator[float]:
+        """Of ``steps`` decode steps one after the other; each row sees a token more every time."""
+        cell, low, high = -1, 0.0, 0.0
+        for seen in range(context, context + steps * rows, rows):
+            mean = seen / rows
+            if (now := int(mean) // GRID) != cell:
+                cell, ends = now, self._ends(rows, now)
+                low, high = ends[0].latency, ends[1].latency
+            yield low + (high - low) * (mean / GRID - cell)
+
+    def _ends(self, rows: int, cell: int) -> tuple[Cost, Cost]:
+        """At both ends of a cell of contexts."""
+        if (found := self._cells.get((rows, cell))) is None:
+            found = self._decode(rows, cell * GRID), self._decode(rows, (cell + 1) * GRID)
+            self._cells[rows, cell] = found
+        return found
 
     def step(self, chunks: list[ScheduledChunk]) -> Cost:
         """A step of decode rows and chunks of prompts."""

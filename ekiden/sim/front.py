@@ -52,8 +52,7 @@ class Front:
 
     def reached(self) -> list[ReplicaRecord]:
         """Decode replicas that are known and can be reached."""
-        lives = self._lives
-        return [record for life, record in self.registry.known.decode.items() if life in lives]
+        return list(self.registry.known.decode.values())
 
     def decode(self, life: Life) -> Replica:
         """One that can be reached."""

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-Call = Callable[[], None]
+Call = Callable[[], object]
 
 
 class Loop:

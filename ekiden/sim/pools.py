@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 
 from ekiden.engine.scheduling.schedule import Limits
 from ekiden.registry.record import DRAINING
@@ -45,8 +46,7 @@ class Pools:
             for _ in range(count):
                 self.start(role, known=True)
         for kill in self._scenario.kills:
-            name = f"{kill.role}-{kill.number}"
-            self._loop.at(kill.at_s, lambda name=name: self._kill_named(name))
+            self._loop.at(kill.at_s, partial(self._kill_named, f"{kill.role}-{kill.number}"))
 
     def start(self, role: str, *, name: str = "", known: bool = False) -> Replica:
         """A new life, of a new replica or of one that has been before."""

@@ -86,8 +86,11 @@ class Registry:
         self._note(life, record)
 
     def expire(self, life: Life) -> None:
-        """It is dead: its record goes when nobody has renewed it for the time that it is kept."""
+        """It is dead: its record goes when nobody has renewed it for the time that it is kept. The
+        gateway's link to a decode replica breaks at once."""
         self._written.pop(life, None)
+        self._changed.pop(life, None)
+        self.known.decode.pop(life, None)
         self._loop.after(TTL_S, lambda: self._note(life, None))
 
     def remove(self, life: Life) -> None:

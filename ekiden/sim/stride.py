@@ -8,6 +8,7 @@ run out or somebody asks something of it. The scheduler would take the same deci
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate
 
 from ekiden.engine.scheduling.block_tables import BlockTables
 from ekiden.engine.scheduling.policy import blocks_for
@@ -74,10 +75,6 @@ def _growth(rows: list[Sequence], steps: int, size: int) -> int:
 
 
 def _ends(rows: list[Sequence], costs: Costs, now: float, count: int) -> list[float]:
-    found, moment, width = [], now, len(rows)
     context = sum(len(row.tokens) for row in rows)
-    for _ in range(count):
-        moment += costs.decode(width, context).latency
-        found.append(moment)
-        context += width
-    return found
+    found = list(accumulate(costs.latencies(len(rows), context, count), initial=now))
+    return found[1:]
