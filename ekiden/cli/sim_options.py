@@ -73,6 +73,8 @@ def _add_deployment(group: Any) -> None:
         help=f"{', '.join(POLICIES)}: a run for each (default: the gateway's router)")  # fmt: skip
     add("--block-size", type=at_least(1), default=GRANULE, metavar="N",
         help=f"tokens in a KV block; larger ones take less time (default: {GRANULE})")  # fmt: skip
+    add("--num-gpu-blocks-override", type=at_least(0), default=0, metavar="N",
+        help="KV blocks of a replica (default: 0, as many as there is memory for)")  # fmt: skip
     add_options(group, (LOCAL_PREFILL,), ServiceConfig)
     add("--renew-interval", type=positive, default=RENEW_S, metavar="SECONDS",
         help=f"at which replicas tell their figures (default: {RENEW_S:g})")  # fmt: skip
@@ -115,6 +117,7 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
                     decode_stepper=stepper,
                     policy=policy,
                     block_size=args.block_size,
+                    blocks=args.num_gpu_blocks_override,
                     local_prefill_tokens=args.local_prefill_tokens,
                     renew_s=args.renew_interval,
                     poll_s=args.poll_interval,

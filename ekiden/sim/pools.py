@@ -118,7 +118,7 @@ def setup(scenario: Scenario, role: str) -> Setup:
     return Setup(
         role=role,
         costs=Costs(stepper),
-        blocks=stepper.tokens // scenario.block_size,
+        blocks=scenario.blocks_of(stepper),
         limits=Limits(
             block_size=scenario.block_size,
             max_num_batched_tokens=resolved.chunk * layout.dp,

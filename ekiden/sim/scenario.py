@@ -42,6 +42,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     decode_stepper: Stepper
     policy: str = ROUTER
     block_size: int = GRANULE
+    blocks: int = 0
+    """Of each replica's pool; 0: as the planner sums up its memory."""
     local_prefill_tokens: int = 64
     """As ``ekiden.core.config.ServiceConfig`` has it."""
     renew_s: float = RENEW_S
@@ -74,6 +76,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         for kill in self.kills:
             self._check_kill(kill)
         return self
+
+    def blocks_of(self, stepper: Stepper) -> int:
+        """In the pool of one replica."""
+        return self.blocks or stepper.tokens // self.block_size
 
     def _check_kill(self, kill: Kill) -> None:
         pools = {"prefill": self.prefill, "decode": self.decode}
