@@ -79,6 +79,7 @@ class World:
         _check_fits(asked, longest(scenario))
         self.loop = Loop()
         self._asked = asked
+        self._over_at = 0.0
         prompts = Prompts(scenario.decode_stepper.replica.geometry.name, scenario.block_size, asked)
         chance = [random.Random(f"{scenario.seed} {what}") for what in ("router", "ages", "deaths")]
         registry = Registry(self.loop, chance[1], scenario.renew_s, scenario.poll_s)
@@ -105,25 +106,28 @@ class World:
 
     def run(self, progress: Progress | None = None) -> None:
         """Until every request has ended."""
-        front, total = self.front, len(self._asked)
         for one in self._asked:
-            front.submit(one)
-        if progress is None:
-            self.loop.run(lambda: not front.left)
-            return
-        shown = -1
+            self.front.submit(one)
+        self.loop.run(self._watched(progress) if progress else self._is_over)
+        self._over_at = self.loop.now()
+
+    def _is_over(self) -> bool:
+        return not self.front.left
+
+    def _watched(self, progress: Progress) -> Callable[[], bool]:
+        total, shown = len(self._asked), -1
 
         def over() -> bool:
             nonlocal shown
-            if (done := total - front.left) != shown:
+            if (done := total - self.front.left) != shown:
                 shown = done
                 progress(done, total)
-            return not front.left
+            return done == total
 
-        self.loop.run(over)
+        return over
 
     def outcome(self) -> Outcome:
-        now = self.loop.now()
+        now = self._over_at
         spans = [
             _span(replica, self.pools.ends.get((replica.name, replica.epoch), now) - began)
             for replica, began in self.pools.spans
