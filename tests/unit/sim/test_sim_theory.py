@@ -29,7 +29,7 @@ def test_one_prefill_replica_waits_as_pollaczek_and_khinchine_say(load: float) -
     one = stepper(chunk=PROMPT)
     service = one.mixed(Batch(prefill=PROMPT, seen=PROMPT / 2)).total
     asked = poisson(load / service, 6000, seed=3)
-    world = run(scenario(1, 1, stepper=one, blocks=60_000), asked)
+    world = run(scenario(1, 1, stepper=one, block_size=512), asked)
     before = one.told.request_s + MESSAGE_S
     waits = [row.started_s - row.asked.due_s - before for row in world.front.records]  # type: ignore[operator]
     # An idle replica still asks decode for room, and waits for the answer.
