@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from ekiden.planner.decision import Decision
@@ -11,7 +13,7 @@ from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
 from ekiden.planner.precision import KV_BYTES, kv_format
-from ekiden.planner.reasons import gain, lost, milliseconds, misses
+from ekiden.planner.reasons import figure, gain, lost, milliseconds, misses
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25
@@ -122,8 +124,15 @@ def _shortfall(decision: Decision) -> str:
     if decision.met:
         return ""
     chosen, asked = decision.chosen, decision.asked
+    if decision.short and asked.work.rate:
+        needed = math.ceil(asked.work.rate / chosen.rate_per_gpu)
+        return (
+            f"These GPUs do not carry {figure(asked.work.rate)} requests/s within the objectives. "
+            f"This carries the most, {figure(chosen.rate)}; about {needed} such GPUs would carry "
+            "all."
+        )
     said = chosen.latency.limit or misses(asked.objectives, chosen, quiet=asked.work.rate is None)
-    return f"Nothing meets the objectives on these GPUs; this comes nearest, and is {said}."
+    return f"Nothing meets the objectives on these GPUs; this comes nearest: {said}."
 
 
 def _format(decision: Decision) -> str:

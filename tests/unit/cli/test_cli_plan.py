@@ -65,7 +65,7 @@ def test_the_data_have_a_stable_schema(printed):
     plan = json.loads(printed(*EIGHT, "--json"))
     assert plan["schema"] == 1
     assert list(plan) == [
-        *("schema", "met", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
+        *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
         *("measure_first", "deploy", "certainty"),
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
@@ -181,6 +181,9 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
     plan = json.loads(printed("Llama-3.2-1B", "--calibration", str(file), "--json"))
     assert plan["asked"]["gpu"] == "l4"
     assert plan["certainty"]["calibration"] == "my machine"
+    page = printed("Llama-3.2-1B", "--calibration", str(file))
+    assert "has not been measured on these machines" not in page
+    assert "has not been measured on these machines" in " ".join(printed(*EIGHT).split())
 
 
 @pytest.mark.parametrize(
@@ -300,3 +303,9 @@ def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_pat
     file = tmp_path / "plan.html"
     printed("Llama-3.1-405B", "--gpu", "A6000", "--html", str(file), code=1)
     assert "<svg" not in file.read_text()
+
+
+def test_the_example_in_the_docs_is_what_is_printed(printed):
+    text = Path("docs/plan-example.md").read_text()
+    command, _, page = text.partition("```console\n$ ")[2].removesuffix("```\n").partition("\n")
+    assert printed(*shlex.split(command)[2:]) == page, "constants changed? print it anew"

@@ -6,9 +6,11 @@ from plans import option, plan
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.decision import decide
+from ekiden.planner.evaluate import highest
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED
 from ekiden.planner.reasons import lost
+from ekiden.planner.serving import disaggregated
 from ekiden.planner.why import why
 from ekiden.planner.workload import Objectives
 
@@ -82,6 +84,16 @@ def test_r32_a_card_without_room_for_the_concurrency_is_not():
     crowd = plan("Qwen2.5-14B", "A6000", 1, sequences=200, length=2048, smaller=())
     assert not crowd.met
     assert "where 409600 are needed" in crowd.chosen.refused
+
+
+def test_r32_replicas_hold_the_concurrency_whatever_the_rate():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1, sequences=1000)
+    chosen, single = decision.chosen, option(decision, ONE)
+    held = decision.asked.stepper(ONE, chosen.form).tokens
+    assert single.replicas[0] == -(-1000 * 1024 // held) > 1
+    each = decision.asked.stepper(chosen.layouts[0], chosen.form).tokens
+    assert chosen.replicas[0] * each >= 1000 * 1024
+    assert chosen.gpus < single.gpus, "weights that are split leave more room for KV"
 
 
 def test_r33_not_one_card_but_one_host_is_tp_inside():
@@ -279,3 +291,29 @@ def test_r25_the_number_of_sequences_is_what_kv_has_room_for():
     assert limits == [128, 1024]
     stated = plan("Llama-3.1-70B", "H100", 2, smaller=(), sequences_in_step=1024)
     assert not stated.met or stated.chosen.rate < tight.chosen.rate
+
+
+def test_a_rate_beyond_the_gpus_is_told_what_they_carry_and_what_it_takes():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1000, smaller=())
+    most = plan("Llama-3.1-8B", "A6000", 8, smaller=()).chosen
+    assert not decision.met
+    assert decision.chosen == most
+    needed = -(-1000 // (most.rate / 8))
+    assert f"about {needed:.0f} such GPUs would carry all" in said(decision)
+    assert all("cannot keep up with 1,000" in lost(decision, one) for one in decision.lost)
+
+
+def test_r38_the_ratio_of_pools_is_the_best_of_all():
+    decision = plan("Llama-3.1-8B", "A6000", 8, smaller=())
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    one = decision.asked.stepper(ONE, two.form)
+
+    def most(prefill: int) -> float:
+        pools = (prefill, 8 - prefill)
+        work, objectives = decision.asked.work, decision.asked.objectives
+        return highest(
+            lambda rate: not disaggregated(one, one, work, rate, pools).missed(objectives), 1000.0
+        )
+
+    assert two.layouts == (ONE, ONE)
+    assert max(range(1, 8), key=most) == two.replicas[0]

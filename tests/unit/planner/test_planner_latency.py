@@ -151,6 +151,14 @@ def test_latent_attention_multiplies_its_vector_in_decode_and_whole_keys_in_pref
     assert scores.prefill == 2 * 16 * (128 + 64 + 128)
 
 
+def test_latent_attention_of_all_heads_is_bound_by_its_operations():
+    one = stepper("DeepSeek-V3", "H200", Layout(dp=8, ep=8), weights="fp8-block")
+    (scores,) = one.works[0].scores
+    rate = 989e12 * VLLM.attention_share
+    told = 61 * scores.decode * 4096 * 8 / rate
+    assert one.decode(64, 4096).attention == pytest.approx(told)
+
+
 def test_a_window_bounds_what_attention_reads():
     whole, windowed = (stepper(m, "H100") for m in ("Mistral-7B-v0.2", "Mistral-7B-v0.1"))
     assert windowed.decode(8, 8192).attention < 0.6 * whole.decode(8, 8192).attention

@@ -14,7 +14,7 @@ from ekiden.planner.closed import room
 from ekiden.planner.devices import devices
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
-from ekiden.planner.queueing import Queue, Service, erlang_c, poisson_quantile
+from ekiden.planner.queueing import Queue, Service, erlang_c, many_servers, poisson_quantile
 from ekiden.planner.serving import aggregated, disaggregated
 from ekiden.planner.workload import WORKLOADS, workload
 
@@ -36,6 +36,12 @@ def test_erlang_c_is_the_textbooks():
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
     assert erlang_c(3, 3.0) == 1.0
     assert erlang_c(3, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("load", [0.8, 0.9, 0.97])
+def test_the_limit_for_many_servers_meets_the_recursion(load):
+    assert many_servers(128, 128 * load) == pytest.approx(erlang_c(128, 128 * load), abs=0.02)
+    assert erlang_c(129, 129 * load) <= erlang_c(128, 128 * load) + 0.02
 
 
 @given(st.integers(1, 64), st.floats(0.01, 0.95))
