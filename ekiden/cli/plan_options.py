@@ -203,7 +203,7 @@ def question(args: argparse.Namespace) -> Asked:
     if card is None:
         raise SetupError(f"no --gpu: choose one of {', '.join(known.name for known in gpus())}")
     shape = geometry(args.model)
-    work = _workload(args)
+    work = workload_of(args)
     limits = _limits(args, work)
     names = [name for name in args.smaller_weights.split(",") if name not in ("", "none")]
     own = _own(args, shape)
@@ -255,7 +255,8 @@ def _calibration(name: str) -> Calibration:
     return read_calibration(file) if file.suffix == ".json" or file.exists() else calibration(name)
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def workload_of(args: argparse.Namespace) -> Workload:
+    """The trace's, a named one, or one of given lengths. Raises SetupError."""
     import msgspec
 
     from ekiden.planner.trace import from_trace

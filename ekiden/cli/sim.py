@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.bar import Bar
 from ekiden.cli.command import add_command
-from ekiden.cli.plan_options import question
-from ekiden.cli.sim_options import add_simulation, requests, runs, slo
+from ekiden.cli.sim_options import add_simulation, requests, runs, slo, subject
 
 if TYPE_CHECKING:
     from ekiden.sim.figures import Figures
@@ -46,10 +45,10 @@ def _run(args: argparse.Namespace) -> int:
     found: list[Figures] = []
     bar = Bar(unit=lambda total: f"{total} requests")
     try:
-        for name, scenario in runs(args, question(args)):
-            asked = requests(args, scenario)
+        for name, scenario in runs(args, subject(args)):
+            asked, left_out = requests(args, scenario)
             outcome = simulate(scenario, asked, partial(bar, name))
-            found.append(figures(name, outcome, slo(args)))
+            found.append(figures(name, outcome, slo(args), left_out=left_out))
     finally:
         bar.close()
     _tell(args, found)

@@ -8,13 +8,23 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.options import LOCAL_PREFILL, add_options, at_least, seconds
-from ekiden.cli.plan_options import add_devices, add_engine, add_work, part, positive
+from ekiden.cli.plan_options import (
+    add_devices,
+    add_engine,
+    add_work,
+    part,
+    positive,
+    question,
+    workload_of,
+)
 from ekiden.core.config import ServiceConfig
 from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import POLL_S, RENEW_S
 
 if TYPE_CHECKING:
+    from ekiden.planner.layout import Layout
     from ekiden.planner.options import Asked as Question
+    from ekiden.planner.steps import Stepper
     from ekiden.sim.asked import Asked
     from ekiden.sim.figures import Slo
     from ekiden.sim.scenario import Autoscale, Kill, Scenario
@@ -98,12 +108,36 @@ def _add_trouble(group: Any) -> None:
         help="until a new replica serves (default: 60)")  # fmt: skip
 
 
+def subject(args: argparse.Namespace) -> Question:
+    """The model, the devices and the limits. Raises SetupError as a plan's question does, and where
+    the workload is not stated.
+
+    A trace may have requests that are longer than ``--max-model-len``: they are left out.
+    """
+    import msgspec
+
+    from ekiden.core.errors import SetupError
+
+    if args.trace and args.rate:
+        raise SetupError(
+            f"--rate {args.rate:g} and --trace each say when requests come: choose one; "
+            "--trace-speed replays a trace faster or slower"
+        )
+    if not args.trace and not args.rate:
+        raise SetupError("no --rate: give requests a second, as --rate 4, or a --trace")
+    stated = args.max_model_len
+    found = question(argparse.Namespace(**{**vars(args), "max_model_len": None}))
+    usual = min(found.limits.max_model_len or 0, found.geometry.max_positions)
+    limits = msgspec.structs.replace(found.limits, max_model_len=stated or usual)
+    return msgspec.structs.replace(found, limits=limits)
+
+
 def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scenario]]:
     """A name and a scenario for each ratio and policy. Raises SetupError for what cannot be."""
     from ekiden.planner.layout import Layout
     from ekiden.sim.scenario import Scenario
 
-    stepper = asked.stepper(asked.pinned or Layout(), asked.own)
+    stepper = _fitting(asked, asked.pinned or Layout())
     for ratio in args.ratio:
         prefill, decode = _shared_out(ratio, args.replicas)
         for policy in args.policy:
@@ -131,22 +165,39 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
             )
 
 
-def requests(args: argparse.Namespace, scenario: Scenario) -> list[Asked]:
-    """What comes: the trace's, or drawn ones. Raises SetupError."""
+def _fitting(asked: Question, layout: Layout) -> Stepper:
+    """Of a replica that has room for KV. Raises SetupError that names the nearest one that has."""
+    from ekiden.core.errors import SetupError
+    from ekiden.planner.layout import Layout
+    from ekiden.planner.options import why_not
+
+    found = asked.stepper(layout, asked.own)
+    if not (why := why_not(found, 0)) and found.tokens:
+        return found
+    wider = (Layout(tp=layout.tp << power, pp=layout.pp) for power in range(1, 7))
+    fits = (x for x in wider if not why_not(asked.stepper(x, asked.own), 1))
+    nearest = next(fits, None)
+    hint = f"the nearest that fits is {nearest}" if nearest else "no TP up to 64 times that fits"
+    raise SetupError(
+        f"{asked.geometry.name} in {asked.own.name} does not fit on {layout} of "
+        f"{asked.devices.gpu.name}: {why or why_not(found, 1)}; {hint}"
+    )
+
+
+def requests(args: argparse.Namespace, scenario: Scenario) -> tuple[list[Asked], int]:
+    """What comes, the trace's requests or drawn ones; and how many of the trace are left out."""
     import random
 
-    from ekiden.core.errors import SetupError
     from ekiden.planner.trace import read_trace
     from ekiden.sim.asked import drawn, replayed
     from ekiden.sim.run import longest
 
     if args.trace:
         lines = read_trace(args.trace)[: args.requests]
-        return replayed(lines, speed=args.trace_speed, longest=longest(scenario))
-    if args.rate is None:
-        raise SetupError("no --rate: give requests a second, as --rate 4, or a --trace")
-    work, rng = _work(args), random.Random(f"{args.seed} requests")
-    return drawn(work, args.rate, args.requests or REQUESTS, rng)
+        found = replayed(lines, speed=args.trace_speed, longest=longest(scenario))
+        return found, len(lines) - len(found)
+    work, rng = workload_of(args), random.Random(f"{args.seed} requests")
+    return drawn(work, args.rate, args.requests or REQUESTS, rng), 0
 
 
 def slo(args: argparse.Namespace) -> Slo:
@@ -154,18 +205,6 @@ def slo(args: argparse.Namespace) -> Slo:
     from ekiden.sim.figures import Slo
 
     return Slo(**{f"{name}_ms": value for name, value in args.slo.items()})
-
-
-def _work(args: argparse.Namespace) -> Any:
-    from ekiden.planner.workload import workload
-
-    return workload(
-        args.workload,
-        prompt=args.prompt_tokens,
-        output=args.output_tokens,
-        rate=args.rate,
-        prefix_share=args.prefix_share or 0.0,
-    )
 
 
 def _shared_out(ratio: tuple[int, int], replicas: int | None) -> tuple[int, int]:

@@ -70,6 +70,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     requests: int
+    left_out: int
+    """Requests of the trace that are longer than a replica takes."""
     succeeded: int
     errors: dict[str, int]
     error_rate: float
@@ -95,7 +97,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     pools: list[Pool]
 
 
-def figures(name: str, outcome: Outcome, slo: Slo) -> Figures:
+def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figures:
     """All figures of a run."""
     rows = outcome.records
     good = [row for row in rows if row.ok]
@@ -106,6 +108,7 @@ def figures(name: str, outcome: Outcome, slo: Slo) -> Figures:
     return Figures(
         name=name,
         requests=len(rows),
+        left_out=left_out,
         succeeded=len(good),
         errors=dict(Counter(row.error for row in rows if not row.ok)),
         error_rate=1 - len(good) / len(rows) if rows else 0.0,

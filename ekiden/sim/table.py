@@ -54,6 +54,8 @@ def _below(run: Figures) -> Iterator[str]:
     phases = [f"{name} {_figure(spread.mean)}" for name, spread in run.phases_ms.items()]
     yield f"{run.name}: mean ms of {', '.join(phases)}"
     yield from (f"{run.name}: {_pool(pool)}" for pool in run.pools)
+    if run.left_out:
+        yield f"{run.name}: {run.left_out:,} requests are longer than a replica takes: left out"
     for kind, count in run.errors.items():
         yield f"{run.name}: {count} failed, {kind}"
     for kind, count in run.fallbacks.items():
