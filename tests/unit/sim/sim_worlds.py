@@ -21,9 +21,16 @@ from ekiden.sim.scenario import Scenario
 
 
 @cache
-def stepper(chunk: int = 2048, sequences: int = 64, layout: Layout | None = None) -> Stepper:
-    """Llama-3.1-8B on H100s."""
+def stepper(
+    chunk: int = 2048,
+    sequences: int = 64,
+    layout: Layout | None = None,
+    network_gbps: float = 0.0,
+) -> Stepper:
+    """Llama-3.1-8B on H100s of one host; with a network, of hosts with one each."""
     machines = devices(gpu("H100"), per_host=8)
+    if network_gbps:
+        machines = devices(gpu("H100"), per_host=1, hosts=8, network_gbps=network_gbps)
     replica = Replica(
         geometry=by_name("Llama-3.1-8B"),
         card=machines.card,

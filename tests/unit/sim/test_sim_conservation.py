@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_worlds import check_books, moments, requests, run, scenario
+from sim_worlds import check_books, moments, requests, run, scenario, stepper
 
 from ekiden.sim.asked import Asked
 from ekiden.sim.record import DISCONNECTED
@@ -134,3 +136,27 @@ def test_without_prefill_replicas_that_live_decode_prefills_by_itself() -> None:
     world = run(scenario(1, 1, kills=(Kill(at_s=0.7, role="prefill"),), mttr_s=1e4), asked)
     late = [row for row in world.front.records if row.asked.due_s > 0.8]
     assert all(row.ok and row.local_computed for row in late)
+
+
+def test_what_the_client_has_seen_binds_where_its_kv_never_comes() -> None:
+    slow = stepper(network_gbps=0.2)
+    death = Kill(at_s=0.5, role="prefill")
+    world = run(scenario(1, 1, stepper=slow, kills=(death,), mttr_s=1e4), requests(1, prompt=4000))
+    (row,) = world.front.records
+    assert row.first_s is not None
+    assert row.first_s < 0.5
+    assert row.fallbacks == ["recompute"]
+    assert row.ok
+    assert row.local_computed == 4000
+    check_books(world)
+
+
+def test_a_prompt_waits_until_decode_has_room_for_it() -> None:
+    """Prefill never computes what has nowhere to go."""
+    asked = requests(3, every_s=0.01, prompt=1500, output=100)
+    world = run(scenario(1, 1, blocks=120), asked)
+    rows = world.front.records
+    for earlier, later in pairwise(rows):
+        assert later.started_s is not None
+        assert earlier.ended_s is not None
+        assert later.started_s > earlier.ended_s - 0.01

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 from sim_worlds import requests, run, scenario, stepper
 
+from ekiden.planner.layout import Layout
 from ekiden.planner.steps import Batch
 from ekiden.sim.asked import Asked
 from ekiden.sim.costs import Costs
@@ -57,7 +59,7 @@ def test_a_decode_step_between_grid_points_is_the_planners() -> None:
     assert quick == [costs.decode(3, 300 + 3 * step).latency for step in range(200)]
 
 
-def test_kv_takes_the_links_time_and_a_shared_link_takes_turns() -> None:
+def test_kv_takes_the_links_time() -> None:
     world = run(scenario(1, 1), requests(1, prompt=2000, output=2))
     (row,) = world.front.records
     size = sum(work.kv.sequence_bytes(2000) for work in stepper().works)
@@ -68,3 +70,30 @@ def test_kv_takes_the_links_time_and_a_shared_link_takes_turns() -> None:
     assert row.ready_s - row.first_s == pytest.approx(size / rate - MESSAGE_S)
     pool = world.outcome().spans[0]
     assert pool.wire_s == pytest.approx(size / rate)
+
+
+def test_transfers_over_one_link_take_turns() -> None:
+    one = stepper(network_gbps=0.5)
+    asked = requests(3, every_s=0.0, prompt=2000, output=2)
+    world = run(scenario(1, 3, stepper=one, policy="round-robin"), asked)
+    seconds = one.works[0].kv.sequence_bytes(2000) / one.links.network
+    ready = sorted(row.ready_s or 0.0 for row in world.front.records)
+    assert [later - earlier for earlier, later in pairwise(ready)] == pytest.approx([seconds] * 2)
+
+
+def test_steps_follow_one_another_through_stages() -> None:
+    """Two stages compute two prompts at once: the second one ends a stage's time later."""
+    one = stepper(chunk=PROMPT, layout=Layout(pp=2))
+    world = run(scenario(0, 1, stepper=one), requests(2, every_s=0.0, prompt=PROMPT, output=1))
+    first, second = (row.ttft_s for row in world.front.records)
+    batch = Batch(prefill=PROMPT, seen=PROMPT / 2)
+    assert second - first == pytest.approx(one.slowest(batch))
+    assert second - first < 0.6 * one.mixed(batch).total
+
+
+def test_every_row_gets_a_token_for_each_round_of_the_stages() -> None:
+    one = stepper(layout=Layout(pp=2))
+    world = run(scenario(0, 1, stepper=one), requests(8, every_s=0.0, prompt=16, output=50))
+    expected = one.decode(8, 40).total
+    for row in world.front.records:
+        assert row.tpot_s == pytest.approx(expected, rel=0.1)
