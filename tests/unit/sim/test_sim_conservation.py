@@ -148,6 +148,8 @@ def test_what_the_client_has_seen_binds_where_its_kv_never_comes() -> None:
     assert row.fallbacks == ["recompute"]
     assert row.ok
     assert row.local_computed == 4000
+    decode = next(span for span in world.outcome().spans if span.role == "decode")
+    assert decode.sampled_tokens == 19
     check_books(world)
 
 
@@ -159,4 +161,5 @@ def test_a_prompt_waits_until_decode_has_room_for_it() -> None:
     for earlier, later in pairwise(rows):
         assert later.started_s is not None
         assert earlier.ended_s is not None
-        assert later.started_s > earlier.ended_s - 0.01
+        assert earlier.ended_s - 0.01 < later.started_s < earlier.ended_s + 0.01
+    assert not any(row.fallbacks for row in rows)
