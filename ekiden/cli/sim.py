@@ -21,7 +21,8 @@ _EXAMPLES = """examples:
       --policy router,round-robin,least-requests                  what the router is worth
   ekiden sim Llama-3.1-70B -tp 4 --gpu H100 --gpus-per-host 8 --rate 20 --ratio 50:150 \\
       --mtbf 2000 --mttr 120                                      replicas that die now and then
-  ekiden sim Llama-3.1-8B --gpu H100 --rate 30 --autoscale 2:40 --start-delay 90
+  ekiden sim Llama-3.1-8B --gpu A6000 --rate 60 --requests 6000 --ratio 0:2 \\
+      --autoscale 2:20 --start-delay 30                           a pool that grows too late
   ekiden sim Llama-3.1-8B --gpu H100 --rate 8 --ratio 4:4 --kill decode-0@30 --json
 
 The gateway's router, the engine's scheduler, its block pool and its prefix cache are the real code;

@@ -50,9 +50,13 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_devices(parser.add_argument_group("devices"))
     work = parser.add_argument_group("workload")
-    add_work(work)
+    add_work(work, rate="needed unless there is a --trace")
     _add_traffic(work)
-    add_engine(parser.add_argument_group("engine"))
+    add_engine(
+        parser.add_argument_group("engine"),
+        tp="GPUs that split every layer of a replica (default: 1)",
+        pp="stages that split the layers (default: 1)",
+    )
     _add_deployment(parser.add_argument_group("deployment"))
     _add_trouble(parser.add_argument_group("failures and scale"))
     parser.set_defaults(**_UNASKED)
