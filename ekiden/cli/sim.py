@@ -43,11 +43,11 @@ def _run(args: argparse.Namespace) -> int:
     from ekiden.sim.figures import figures
     from ekiden.sim.run import simulate
 
+    planned = [(name, one, *requests(args, one)) for name, one in runs(args, subject(args))]
     found: list[Figures] = []
     bar = Bar(unit=lambda total: f"{total} requests")
     try:
-        for name, scenario in runs(args, subject(args)):
-            asked, left_out = requests(args, scenario)
+        for name, scenario, asked, left_out in planned:
             outcome = simulate(scenario, asked, partial(bar, name))
             found.append(figures(name, outcome, slo(args), left_out=left_out))
     finally:
