@@ -7,7 +7,8 @@ import random
 import pytest
 from sim_worlds import moments, requests, run, scenario
 
-from ekiden.sim.asked import Asked
+from ekiden.planner.workload import workload
+from ekiden.sim.asked import Asked, drawn
 from ekiden.sim.figures import Figures, Slo, figures
 from ekiden.sim.run import World
 from ekiden.sim.scenario import Autoscale, Kill, Scenario
@@ -53,6 +54,12 @@ def test_a_prefix_hits_up_to_the_block_where_prompts_part() -> None:
     ]
     world = run(scenario(0, 1), asked)
     assert [row.decode_cache for row in world.front.records] == [0, 1024, 0]
+
+
+def test_a_drawn_workload_shares_what_was_asked_of_its_prompts() -> None:
+    asked = drawn(workload("chat", prefix_share=0.5), 0.2, 6, random.Random(1))
+    world = run(scenario(0, 1), asked)
+    assert [row.decode_cache for row in world.front.records] == [0, *[100 // 16 * 16] * 5]
 
 
 def test_prefill_hits_its_own_cache_where_decode_has_none() -> None:
