@@ -48,8 +48,8 @@ def main() -> int:
     for block in args.block_sizes:
         idle = scenario(one, PREFILL, REPLICAS - PREFILL, block)
         rows += measured(f"{REPLICAS} replicas, blocks of {block}", idle, lines, goal=GOAL)
-    busy = scenario(one, BUSY_PREFILL, BUSY_REPLICAS - BUSY_PREFILL, args.block_sizes[-1])
-    rows += measured(f"{BUSY_REPLICAS} replicas, blocks of {args.block_sizes[-1]}", busy, lines)
+    busy = scenario(one, BUSY_PREFILL, BUSY_REPLICAS - BUSY_PREFILL, args.block_sizes[0])
+    rows += measured(f"{BUSY_REPLICAS} replicas, blocks of {args.block_sizes[0]}", busy, lines)
     publish("sim", rows)
     return 0
 
@@ -61,8 +61,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, metavar="FILE",
                         help="JSON lines, as `ekiden sim --trace` takes them")  # fmt: skip
     parser.add_argument("--requests", type=int, metavar="N", help="the first N only")
-    parser.add_argument("--block-sizes", type=numbers, default=(16, 64), metavar="N,...",
-                        help="default: 16,64")  # fmt: skip
+    parser.add_argument("--block-sizes", type=numbers, default=(64, 16), metavar="N,...",
+                        help="default: 64,16")  # fmt: skip
     return parser.parse_args()
 
 

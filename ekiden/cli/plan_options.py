@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _PERCENTILES = tuple(f"{what}-p{q}" for what in ("ttft", "tpot") for q in (50, 95, 99))
 _CHUNK = 2048
 _LENGTH_STEP = 1024
+_AS_MANY = "default: as many as the GPUs serve within the objectives"
+_ONLY_TP = "look at this layout only, with --pipeline-parallel-size (default: at every one)"
+_ONLY_PP = "look at this layout only"
 
 
 def duration(text: str) -> float:
@@ -84,8 +87,8 @@ def add_devices(group: Any) -> None:
     )  # fmt: skip
 
 
-def add_work(group: Any) -> None:
-    """What is asked of them."""
+def add_work(group: Any, *, rate: str = _AS_MANY) -> None:
+    """What is asked of them; ``rate`` says what happens without one."""
     group.add_argument(
         "--workload", metavar="NAME", default="chat",
         help="chat (200 tokens of prompt/200 of output), rag (8192/200), writing (200/2000), mixed "
@@ -97,8 +100,7 @@ def add_work(group: Any) -> None:
     group.add_argument("--output-tokens", type=lengths, metavar="N", help="instead of a workload's")
     group.add_argument(
         "--rate", type=positive, metavar="R",
-        help="requests a second of the whole deployment (default: as many as the GPUs serve within "
-        "the objectives)",
+        help=f"requests a second of the whole deployment ({rate})",
     )  # fmt: skip
     group.add_argument(
         "--prefix-share", type=part, metavar="SHARE",
@@ -121,15 +123,13 @@ def add_objectives(group: Any) -> None:
         )  # fmt: skip
 
 
-def add_engine(group: Any) -> None:
-    """The layout and limits of a replica."""
+def add_engine(group: Any, *, tp: str = _ONLY_TP, pp: str = _ONLY_PP) -> None:
+    """The layout and limits of a replica; ``tp`` and ``pp`` say what a layout is given for."""
     group.add_argument(
-        "-tp", "--tensor-parallel-size", type=at_least(1), metavar="N",
-        help="look at this layout only, with --pipeline-parallel-size (default: at every one)",
+        "-tp", "--tensor-parallel-size", type=at_least(1), metavar="N", help=tp
     )  # fmt: skip
     group.add_argument(
-        "-pp", "--pipeline-parallel-size", type=at_least(1), metavar="N",
-        help="look at this layout only",
+        "-pp", "--pipeline-parallel-size", type=at_least(1), metavar="N", help=pp
     )  # fmt: skip
     group.add_argument(
         "--weights", metavar="FORMAT", default="auto",

@@ -21,7 +21,8 @@ _EXAMPLES = """examples:
       --policy router,round-robin,least-requests                  what the router is worth
   ekiden sim Llama-3.1-70B -tp 4 --gpu H100 --gpus-per-host 8 --rate 20 --ratio 50:150 \\
       --mtbf 2000 --mttr 120                                      replicas that die now and then
-  ekiden sim Llama-3.1-8B --gpu H100 --rate 30 --autoscale 2:40 --start-delay 90
+  ekiden sim Llama-3.1-8B --gpu A6000 --rate 60 --requests 6000 --ratio 0:2 \\
+      --autoscale 2:20 --start-delay 30                           a pool that grows too late
   ekiden sim Llama-3.1-8B --gpu H100 --rate 8 --ratio 4:4 --kill decode-0@30 --json
 
 The gateway's router, the engine's scheduler, its block pool and its prefix cache are the real code;
@@ -42,11 +43,11 @@ def _run(args: argparse.Namespace) -> int:
     from ekiden.sim.figures import figures
     from ekiden.sim.run import simulate
 
+    planned = [(name, one, *requests(args, one)) for name, one in runs(args, subject(args))]
     found: list[Figures] = []
     bar = Bar(unit=lambda total: f"{total} requests")
     try:
-        for name, scenario in runs(args, subject(args)):
-            asked, left_out = requests(args, scenario)
+        for name, scenario, asked, left_out in planned:
             outcome = simulate(scenario, asked, partial(bar, name))
             found.append(figures(name, outcome, slo(args), left_out=left_out))
     finally:

@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ekiden.cli.options import LOCAL_PREFILL, add_options, at_least, seconds
+from ekiden.cli.options import LOCAL_PREFILL, add_options, at_least, seconds, share
 from ekiden.cli.plan_options import (
     add_devices,
     add_engine,
     add_work,
-    part,
     positive,
     question,
     workload_of,
@@ -50,9 +49,13 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_devices(parser.add_argument_group("devices"))
     work = parser.add_argument_group("workload")
-    add_work(work)
+    add_work(work, rate="needed unless there is a --trace")
     _add_traffic(work)
-    add_engine(parser.add_argument_group("engine"))
+    add_engine(
+        parser.add_argument_group("engine"),
+        tp="GPUs that split every layer of a replica (default: 1)",
+        pp="stages that split the layers (default: 1)",
+    )
     _add_deployment(parser.add_argument_group("deployment"))
     _add_trouble(parser.add_argument_group("failures and scale"))
     parser.set_defaults(**_UNASKED)
@@ -102,7 +105,7 @@ def _add_trouble(group: Any) -> None:
         help="until a dead one is back (default: 60)")  # fmt: skip
     add("--autoscale", type=_bounds, metavar="LEAST:MOST",
         help="replicas of each pool, which follows its load")  # fmt: skip
-    add("--autoscale-target", type=part, default=0.7, metavar="SHARE",
+    add("--autoscale-target", type=share, default=0.7, metavar="SHARE",
         help="of its load that a pool is kept at (default: 0.7)")  # fmt: skip
     add("--start-delay", type=seconds, default=60.0, metavar="SECONDS",
         help="until a new replica serves (default: 60)")  # fmt: skip
@@ -208,8 +211,16 @@ def slo(args: argparse.Namespace) -> Slo:
 
 
 def _shared_out(ratio: tuple[int, int], replicas: int | None) -> tuple[int, int]:
+    """Prefill and decode replicas, at least one of each where the ratio has both."""
+    from ekiden.core.errors import SetupError
+
     if replicas is None:
         return ratio
+    if ratio[0] and replicas < 2:
+        raise SetupError(
+            f"--replicas {replicas} cannot be shared out {ratio[0]}:{ratio[1]}: choose 2 or more, "
+            "or --ratio 0:1"
+        )
     prefill = round(replicas * ratio[0] / sum(ratio))
     if ratio[0]:
         prefill = min(max(prefill, 1), replicas - 1)

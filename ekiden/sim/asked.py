@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import count
 
 import msgspec
 
 from ekiden.planner.trace import BLOCK, Line
-from ekiden.planner.workload import Requests, Workload
+from ekiden.planner.workload import Workload
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +19,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int
     output: int
     ids: tuple[int, ...] = ()
-    """One for each ``BLOCK`` tokens of the prompt: equal ids are equal tokens. What they do not
-    cover is the request's own."""
+    """One for each ``BLOCK`` tokens of the prompt: equal ids are equal tokens."""
+    common: int = 0
+    """Tokens after these with which every such prompt goes on. The rest is the request's own."""
 
 
 def replayed(lines: Sequence[Line], *, speed: float = 1.0, longest: int = 0) -> list[Asked]:
@@ -45,26 +45,15 @@ def replayed(lines: Sequence[Line], *, speed: float = 1.0, longest: int = 0) -> 
 def drawn(work: Workload, rate: float, requests: int, rng: random.Random) -> list[Asked]:
     """``requests`` of a workload that come at random (Poisson), ``rate`` a second.
 
-    Every prompt begins with ``work.prefix_share`` of it, in whole blocks, that all prompts share.
+    Every prompt begins with ``work.prefix_share`` of it that all prompts have in common.
     """
-    own, found, due = count(1 << 20), [], 0.0
+    found, due = [], 0.0
     shares = [kind.share for kind in work.kinds]
     for number in range(requests):
         due += rng.expovariate(rate)
         kind = rng.choices(work.kinds, shares)[0]
+        common = int(kind.prompt * work.prefix_share)
         found.append(
-            Asked(
-                number=number,
-                due_s=due,
-                prompt=kind.prompt,
-                output=kind.output,
-                ids=_ids(kind, work.prefix_share, own),
-            )
+            Asked(number=number, due_s=due, prompt=kind.prompt, output=kind.output, common=common)
         )
     return found
-
-
-def _ids(kind: Requests, share: float, own: count[int]) -> tuple[int, ...]:
-    blocks = -(-kind.prompt // BLOCK)
-    shared = int(kind.prompt * share) // BLOCK
-    return tuple(block if block < shared else next(own) for block in range(blocks))

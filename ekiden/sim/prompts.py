@@ -18,7 +18,7 @@ from ekiden.core.hashes import granule_hashes, root_hash, token_bytes
 from ekiden.planner.trace import BLOCK
 from ekiden.sim.asked import Asked
 
-_DIGITS, _BASE = 4, 256
+_DIGITS, _BASE, _COMMON = 4, 256, 1
 """An id is written into the first tokens of its block. Numbers below 257 are one object each in
 CPython, so a prompt takes a pointer a token."""
 
@@ -64,8 +64,8 @@ class Prompts:
             parent = keys[-1].digest if keys else self.root
             tokens += block
             keys += self._keys(parent, id, block)
-        if (own := asked.prompt - len(tokens)) > 0:
-            tokens += _own(asked.number, own)
+        tokens += [_COMMON] * asked.common
+        tokens += _own(asked.number, asked.prompt - len(tokens))
         return Prompt(tokens=tokens, keys=self._rest(tokens, keys))
 
     def chain(self, prompt: Prompt) -> KeyChain:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -29,6 +30,9 @@ class Members:
     def of(self, role: str) -> dict[Life, ReplicaRecord]:
         return self.prefill if role == "prefill" else self.decode
 
+    def lives(self) -> set[Life]:
+        return {*self.decode, *self.prefill}
+
     def drop(self, life: Life) -> None:
         for pool in (self.decode, self.prefill):
             pool.pop(life, None)
@@ -48,6 +52,11 @@ class Registry:
         self._changed: dict[Life, ReplicaRecord | None] = {}
         self._read_at: dict[Life, float] = {}
         self._polling = False
+        self._listener: Callable[[set[Life]], None] = lambda lives: None
+
+    def on_change(self, listener: Callable[[set[Life]], None]) -> None:
+        """Call ``listener`` with the lives that are known whenever one is new or gone."""
+        self._listener = listener
 
     def add(self, replica: Replica, block_size: int, *, known: bool = False) -> None:
         """Register a life; ``known``: the gateway has read of it already."""
@@ -123,15 +132,19 @@ class Registry:
     def _poll(self) -> None:
         self._polling = False
         changed, self._changed = self._changed, {}
-        for life, record in changed.items():
-            self._take(life, record)
+        if sum(self._take(life, record) for life, record in changed.items()):
+            self._listener(self.known.lives())
 
-    def _take(self, life: Life, record: ReplicaRecord | None) -> None:
+    def _take(self, life: Life, record: ReplicaRecord | None) -> bool:
+        """Whether it is new, or gone."""
         if record is None or record.status != READY:
             self.known.drop(life)
-        else:
-            self.known.of(record.role)[life] = record
-            self._read_at[life] = self._loop.now()
+            return record is None
+        pool = self.known.of(record.role)
+        new = life not in pool
+        pool[life] = record
+        self._read_at[life] = self._loop.now()
+        return new
 
 
 def _next_turn(now: float, every: float, phase: float = 0.0) -> float:

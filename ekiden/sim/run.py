@@ -84,16 +84,18 @@ class World:
         chance = [random.Random(f"{scenario.seed} {what}") for what in ("router", "ages", "deaths")]
         registry = Registry(self.loop, chance[1], scenario.renew_s, scenario.poll_s)
         self.pools = Pools(scenario, self.loop, prompts, registry, chance[2])
+        placer = POLICIES[scenario.policy](
+            self.loop,
+            chance[0],
+            figures_since=registry.figures_since,
+            granule=scenario.block_size,
+        )
+        registry.on_change(placer.keep_only)
         self.front = Front(
             self.loop,
             prompts,
             registry,
-            POLICIES[scenario.policy](
-                self.loop,
-                chance[0],
-                figures_since=registry.figures_since,
-                granule=scenario.block_size,
-            ),
+            placer,
             self.pools.lives,
             link_rate=link_rate(scenario),
             local_prefill_tokens=scenario.local_prefill_tokens,

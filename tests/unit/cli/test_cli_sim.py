@@ -106,6 +106,8 @@ def test_failures_are_counted(printed):
         ((*FEW, "--kill", "decode"), "as decode-0@30"),
         ((*FEW, "--slo", "itl=3"), "choose of ttft, tpot, e2e"),
         ((*FEW, "--autoscale", "5:2"), "as 2:40"),
+        ((*FEW, "--autoscale-target", "0"), "above 0 and up to 1"),
+        ((*FEW, "--replicas", "1", "--ratio", "1:3"), "choose 2 or more, or --ratio 0:1"),
         ((*FEW, "--prompt-tokens", "3000", "--max-model-len", "2048"), "which takes 2048"),
         (("Llama-3.1-70B", "--gpu", "H100", "--rate", "1"), "the nearest that fits is TP2"),
         ((*ASKED, "--trace", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),

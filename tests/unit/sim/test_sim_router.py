@@ -7,10 +7,11 @@ import random
 import pytest
 from sim_worlds import moments, requests, run, scenario
 
-from ekiden.sim.asked import Asked
+from ekiden.planner.workload import workload
+from ekiden.sim.asked import Asked, drawn
 from ekiden.sim.figures import Figures, Slo, figures
 from ekiden.sim.run import World
-from ekiden.sim.scenario import Autoscale, Scenario
+from ekiden.sim.scenario import Autoscale, Kill, Scenario
 from gateway import placing
 from gateway.routing import Scored
 
@@ -53,6 +54,12 @@ def test_a_prefix_hits_up_to_the_block_where_prompts_part() -> None:
     ]
     world = run(scenario(0, 1), asked)
     assert [row.decode_cache for row in world.front.records] == [0, 1024, 0]
+
+
+def test_a_drawn_workload_shares_what_was_asked_of_its_prompts() -> None:
+    asked = drawn(workload("chat", prefix_share=0.5), 0.2, 6, random.Random(1))
+    world = run(scenario(0, 1), asked)
+    assert [row.decode_cache for row in world.front.records] == [0, *[100 // 16 * 16] * 5]
 
 
 def test_prefill_hits_its_own_cache_where_decode_has_none() -> None:
@@ -100,6 +107,16 @@ def test_a_router_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert moments(right.front.records) != moments(wrong.front.records)
     good, bad = (figures("", world.outcome(), Slo()) for world in (right, wrong))
     assert bad.ttft_ms.p95 > good.ttft_ms.p95
+
+
+def test_a_replica_that_came_back_is_not_believed_to_have_its_cache() -> None:
+    asked = [
+        Asked(number=i, due_s=10.0 * i, prompt=2048, output=4, ids=(1, 2, 3, 4)) for i in range(3)
+    ]
+    death = Kill(at_s=15.0, role="decode")
+    world = run(scenario(0, 1, kills=(death,), mttr_s=1.0), asked)
+    assert [row.predicted_cached for row in world.front.records] == [0, 2048, 0]
+    assert [row.decode_cache for row in world.front.records] == [0, 2032, 0]
 
 
 def test_an_autoscaled_pool_grows_under_load_and_shrinks_after_it() -> None:
