@@ -45,17 +45,20 @@ class Metrics:
         self._replicas = Gauge(
             "ekiden_replicas", "Registered replicas.", ("role", "model"), registry=self._registry
         )
+        self._running = self._replica_gauge("running_requests", "Requests in a replica's batch.")
+        self._waiting = self._replica_gauge("waiting_requests", "Requests a replica has queued.")
+        self._kv_used = self._replica_gauge(
+            "kv_used_ratio", "Share of a replica's KV blocks that requests hold."
+        )
         self._stage_idle = Gauge(
             "ekiden_stage_idle_ratio",
             "Share of the time with steps in flight in which a pipeline stage computed nothing.",
             ("replica", "stage"),
             registry=self._registry,
         )
-        self._collective = Gauge(
-            "ekiden_collective_ratio",
+        self._collective = self._replica_gauge(
+            "collective_ratio",
             "Share of a step that its slowest rank was in collectives and stage links.",
-            ("replica",),
-            registry=self._registry,
         )
         self._speculated = Gauge(
             "ekiden_speculated_tokens",
@@ -103,8 +106,19 @@ class Metrics:
         tally = Tally((record.role, record.model) for record in fleet.replicas())
         for (role, model), count in tally.items():
             self._replicas.labels(role, model).set(count)
+        self._show_load(fleet)
         self._show_ranks(fleet)
         return generate_latest(self._registry)
+
+    def _show_load(self, fleet: Fleet) -> None:
+        for gauge in (self._running, self._waiting, self._kv_used):
+            gauge.clear()
+        for record in fleet.replicas():
+            stats = record.stats
+            self._running.labels(record.id).set(stats.running)
+            self._waiting.labels(record.id).set(stats.waiting)
+            if stats.kv_blocks_total:
+                self._kv_used.labels(record.id).set(stats.kv_blocks_held / stats.kv_blocks_total)
 
     def _show_ranks(self, fleet: Fleet) -> None:
         self._stage_idle.clear()
@@ -119,6 +133,9 @@ class Metrics:
                 )
             for stage, share in enumerate(record.stats.stage_idle):
                 self._stage_idle.labels(record.id, str(stage)).set(share)
+
+    def _replica_gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"ekiden_{name}", text, ("replica",), registry=self._registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"ekiden_{name}", text, labels, registry=self._registry)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ekiden.cache.block_pool import BlockPool
+from ekiden.core.types import ReplicaStats
 from ekiden.engine.meters import KEPT, Meters, replica_stats
 from ekiden.engine.plan import StepResult
 from ekiden.engine.scheduling.queues import Queues
@@ -47,5 +48,22 @@ def test_the_gateway_shows_them_by_replica_and_stage_and_forgets_who_left() -> N
     text = metrics.render(fleet).decode()
     assert 'ekiden_stage_idle_ratio{replica="d-1",stage="1"} 0.75' in text
     assert 'ekiden_collective_ratio{replica="d-1"} 0.5' in text
+    fleet.replicas = list
+    assert "d-1" not in metrics.render(fleet).decode()
+
+
+def test_the_gateway_shows_a_replicas_requests_and_the_share_of_its_blocks_that_are_held() -> None:
+    stats = ReplicaStats(
+        running=3, waiting=2, kv_blocks_total=40, kv_blocks_held=10, kv_blocks_cached=5
+    )
+    bare = SimpleNamespace(id="d-2", role="decode", model="m", stats=ReplicaStats())
+    record = SimpleNamespace(id="d-1", role="decode", model="m", stats=stats)
+    fleet: Any = SimpleNamespace(stale_for_s=0.0, replicas=lambda: [record, bare])
+    metrics = Metrics()
+    text = metrics.render(fleet).decode()
+    assert 'ekiden_running_requests{replica="d-1"} 3.0' in text
+    assert 'ekiden_waiting_requests{replica="d-1"} 2.0' in text
+    assert 'ekiden_kv_used_ratio{replica="d-1"} 0.25' in text
+    assert 'ekiden_kv_used_ratio{replica="d-2"}' not in text
     fleet.replicas = list
     assert "d-1" not in metrics.render(fleet).decode()
