@@ -1,4 +1,5 @@
-"""``ekiden plan``: what a model takes of which GPUs. So far: ``--score``, how far off it is."""
+"""``ekiden plan``: which layout a model should have on which GPUs, and why; ``--score``, how far
+off that is."""
 
 from __future__ import annotations
 
@@ -7,52 +8,100 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.command import add_command
+from ekiden.cli.plan_options import add_question, question
 
 if TYPE_CHECKING:
     from ekiden.planner.score import Judged, Score
 
 _EXAMPLES = """examples:
-  ekiden plan --score measured.csv            every row beside what was measured
-  ekiden plan --score measured.csv --json     medians and 90th percentiles
+  ekiden plan Llama-3.1-8B --gpu A6000 --gpus-per-host 8          how to use eight cards
+  ekiden plan Llama-3.1-70B --gpu H100 --gpus-per-host 8 --workload rag --rate 2 \\
+      --ttft-p95 3s --tpot-p95 50ms --gpu-price 2.5               for a rate and objectives
+  ekiden plan /models/llama --gpu L40S --gpus-per-host 4 --out ./deploy    and the files for it
+  ekiden plan --score measured.csv            the planner beside what was measured
 
-The file has one published measurement a line: start-up logs of KV capacity (kind kv) and what did
-or did not fit (kind oom). A row that cannot be scored is listed with the reason.
+--score takes a file with one published measurement a line: start-up logs of KV capacity (kind kv),
+what did or did not fit (kind oom), and latencies (kind perf). A row that cannot be scored is listed
+with the reason. docs/plan.md has the formulas.
 """
 
 
 def add_parser(commands: Any) -> None:
-    parser = add_command(commands, "plan", "foretell what a model takes of a GPU", _EXAMPLES)
-    parser.add_argument(
-        "--score", type=Path, metavar="FILE", required=True,
-        help="compare the planner with the measurements of a CSV file",
+    parser = add_command(
+        commands, "plan", "say how to lay a model out over GPUs, and why", _EXAMPLES
+    )
+    add_question(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print plain data, not a page")
+    output.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="write the page, the data and what deploys it into this folder",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    output.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the page with plots into this file"
+    )
+    parser.add_argument(
+        "--score", type=Path, metavar="FILE",
+        help="compare the planner with the measurements of a CSV file, and plan nothing",
+    )  # fmt: skip
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    return _score(args) if args.score else _plan(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """0; 1 where nothing meets the objectives."""
+    from ekiden.cli.plan_files import deployment, write
+    from ekiden.cli.plan_html import html
+    from ekiden.cli.plan_page import page
+    from ekiden.models.registry import MODELS
+    from ekiden.planner.catalogue import servable
+    from ekiden.planner.decision import decide
+    from ekiden.planner.report import report
+
+    decision = decide(question(args))
+    model = servable(args.model)
+    plan = report(decision, model, MODELS)
+    print(_json(plan) if args.json else page(plan))
+    if args.out:
+        texts = {"plan.txt": page(plan) + "\n", "plan.json": _json(plan) + "\n"}
+        files = {} if plan["deploy"]["blocked"] else deployment(decision, model, args.out)
+        write(args.out, texts | files)
+    if args.html:
+        write(args.html.parent, {args.html.name: html(decision, plan)})
+    return 0 if plan["met"] else 1
+
+
+def _json(found: object) -> str:
     import msgspec
 
+    return msgspec.json.format(msgspec.json.encode(found)).decode()
+
+
+def _score(args: argparse.Namespace) -> int:
     from ekiden.planner.score import score
 
     found = score(args.score)
-    if args.json:
-        print(msgspec.json.format(msgspec.json.encode(found.summary())).decode())
-    else:
-        print(_table(found))
+    print(_json(found.summary()) if args.json else _table(found))
     return 0
 
 
 def _table(found: Score) -> str:
     summary = found.summary()
     lines = [_line(judged) for judged in found.judged]
-    for what in ("kv_capacity", "weights"):
-        spread = summary[what]
-        if spread["rows"]:
-            lines.append(
-                f"{what}: median {spread['median_error']:.2%}, P90 {spread['p90_error']:.2%} of "
-                f"{spread['rows']} rows"
-            )
+    tpot = summary["tpot"]
+    spreads = {
+        **{what: summary[what] for what in ("kv_capacity", "weights", "ttft")},
+        **{f"tpot, {kind}": tpot[kind] for kind in ("dense", "moe")},
+    }
+    lines += [
+        f"{what}: median {spread['median_error']:.2%}, P90 {spread['p90_error']:.2%} of "
+        f"{spread['rows']} rows"
+        for what, spread in spreads.items()
+        if spread["rows"]
+    ]
     for count in ("oom_called_fitting", "fitting_called_oom"):
         lines.append(f"{count}: {summary[count]}")
     return "\n".join(lines)

@@ -80,6 +80,16 @@ def nearest(name: str) -> str:
     return names.nearest(plain(name), {plain(e.name): e.name for e in entries()})
 
 
+def servable(model: str) -> str:
+    """What other commands call it: a directory for its config.json, a hub id for a name of the
+    table."""
+    path = Path(model)
+    if path.exists():
+        return str(path.parent) if path.is_file() else model
+    entry = _by_name().get(plain(model))
+    return entry.source if entry and "/" not in model else model
+
+
 def geometry(model: str) -> Geometry:
     """Of a directory, a ``config.json``, or a name of the table: a path that exists wins.
 

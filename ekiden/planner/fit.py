@@ -58,7 +58,7 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
     Raises:
         SetupError: what was asked for cannot be at all (a layout, a limit, a dtype).
     """
-    _check_length(replica)
+    check_length(replica)
     found = memory(replica)
     lacking = [rank for rank in found.ranks if _breaks(rank, found, sequences)]
     rank = min(lacking, key=lambda rank: rank.kv) if lacking else found.ranks[found.tightest]
@@ -81,8 +81,8 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
     )
 
 
-def _check_length(replica: Replica) -> None:
-    """No memory makes a model see further than it has positions."""
+def check_length(replica: Replica) -> None:
+    """No memory makes a model see further than it has positions: SetupError."""
     asked, reach = replica.resolved.max_model_len, replica.geometry.max_positions
     if asked > reach:
         raise SetupError(

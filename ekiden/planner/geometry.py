@@ -47,6 +47,11 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
     """Of a vision tower and its projector, which stay floats; not among ``parameters``."""
 
     @property
+    def kinds(self) -> tuple[Layer, ...]:
+        """Layers that differ, each once."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
     def heads(self) -> int:
         """Query heads of the layer that has most: TP cannot go beyond."""
         return max(layer.attention.heads for layer in self.layers)

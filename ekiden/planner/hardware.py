@@ -42,6 +42,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """To another host, for one GPU, each way; None: not known."""
     gpus_per_host: int = 8
     """Most that a host usually has."""
+    nvlink_group: int = 8
+    """Most GPUs that NVLink joins; 2 where it is a bridge between a pair."""
     recalled: tuple[str, ...] = ()
     """Fields that were not checked against a data sheet."""
     aliases: tuple[str, ...] = ()

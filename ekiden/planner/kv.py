@@ -70,11 +70,14 @@ def rank_kv(
     each token and head in a cache of single bytes.
     """
     scales = scale_bytes if KV_BYTES[dtype] == 1 else 0
-    return tuple(
-        _rank(geometry, layout.tp, rank % layout.tp, bounds, KV_BYTES[dtype], scales)
-        for bounds in stages(geometry, layout.pp, balanced=balanced)
-        for rank in range(layout.tp * layout.dp)
-    )
+    found: list[RankKv] = []
+    for bounds in stages(geometry, layout.pp, balanced=balanced):
+        group = [
+            _rank(geometry, layout.tp, rank, bounds, KV_BYTES[dtype], scales)
+            for rank in range(layout.tp)
+        ]
+        found += group * layout.dp
+    return tuple(found)
 
 
 def _rank(

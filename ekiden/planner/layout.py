@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from ekiden.core.errors import SetupError
@@ -93,11 +95,19 @@ def stages(geometry: Geometry, pp: int, *, balanced: bool) -> list[tuple[int, in
     """
     if not balanced:
         return even_split(len(geometry.layers), pp)
+    if pp == 1:
+        return [(0, len(geometry.layers))]
+    return _balanced(geometry, pp)
+
+
+@lru_cache(maxsize=64)
+def _balanced(geometry: Geometry, pp: int) -> list[tuple[int, int]]:
     hidden = geometry.hidden
-    costs = [
-        sum(m.elements for m in layer.matrices(hidden) if m.part not in ("norm", "bias"))
-        for layer in geometry.layers
-    ]
+    cost = {
+        layer: sum(m.elements for m in layer.matrices(hidden) if m.part not in ("norm", "bias"))
+        for layer in geometry.kinds
+    }
+    costs = [cost[layer] for layer in geometry.layers]
     costs[0] += hidden
     costs[-1] += hidden * geometry.vocab
     return balanced_split(costs, pp)
@@ -120,6 +130,13 @@ def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) ->
     length = _part(matrix, attention, length, tp, tp_rank)
     sizes = {"rows": length} if matrix.axis == 0 else {"cols": length}
     return msgspec.structs.replace(matrix, copies=copies, **sizes)
+
+
+def same_part(geometry: Geometry, layout: Layout, rank: int) -> tuple[int, int, int]:
+    """A key that ranks of a stage share which hold parts of the same sizes."""
+    cut = layout.expert_tp
+    experts = even_part(geometry.experts, layout.ep, rank // cut % layout.ep)
+    return rank % layout.tp, rank % cut, experts
 
 
 def _part(matrix: Matrix, attention: AnyAttention, length: int, tp: int, tp_rank: int) -> int:

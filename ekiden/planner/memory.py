@@ -12,7 +12,7 @@ from ekiden.planner.hardware import GIB, Gpu
 from ekiden.planner.kv import RankKv, rank_kv
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.limits import Limits, Resolved, resolve
-from ekiden.planner.peaks import Asked
+from ekiden.planner.peaks import Asked, Peak
 from ekiden.planner.precision import WeightFormat, kv_format, weight_format
 from ekiden.planner.profiles import PROFILES, Card, Profile
 from ekiden.planner.weights import rank_weights
@@ -123,25 +123,31 @@ def memory(replica: Replica) -> Memory:
         balanced=balanced,
     )
     limits = replica.resolved
-    ranks = tuple(
-        _sum(replica, limits, index, weights[index], shapes[index]) for index in range(layout.gpus)
-    )
-    return Memory(ranks=ranks, limits=limits, block_size=profile.block_size, dp=layout.dp)
+    peaks: dict[tuple[int, bool], Peak] = {}
+    ranks = []
+    for index in range(layout.gpus):
+        key = index % layout.tp, index // (layout.tp * layout.dp) == layout.pp - 1
+        if key not in peaks:
+            peaks[key] = _peak(replica, limits, *key)
+        ranks.append(_sum(replica, limits, peaks[key], weights[index], shapes[index]))
+    return Memory(ranks=tuple(ranks), limits=limits, block_size=profile.block_size, dp=layout.dp)
 
 
-def _sum(replica: Replica, limits: Resolved, index: int, weights: int, shape: RankKv) -> RankSum:
-    profile, layout = replica.profile, replica.layout
-    group = layout.tp * layout.dp
-    peak = profile.peak(
+def _peak(replica: Replica, limits: Resolved, tp_rank: int, last: bool) -> Peak:
+    return replica.profile.peak(
         Asked(
             geometry=replica.geometry,
-            layout=layout,
+            layout=replica.layout,
             limits=limits,
-            tp_rank=index % layout.tp,
-            last=index // group == layout.pp - 1,
+            tp_rank=tp_rank,
+            last=last,
             kv_dtype=kv_format(replica.kv_dtype),
         )
     )
+
+
+def _sum(replica: Replica, limits: Resolved, peak: Peak, weights: int, shape: RankKv) -> RankSum:
+    profile, layout = replica.profile, replica.layout
     total = replica.card.memory_bytes
     links = profile.communication if replica.card.nvlink else profile.communication_pcie
     return RankSum(

@@ -54,7 +54,7 @@ def chunk_or_sampler(asked: Asked, sampler_bytes: float) -> Peak:
     """
     geometry, limits = asked.geometry, asked.limits
     tokens = limits.chunk * ACTIVATION_BYTES
-    inner = max(_inner(layer, geometry.hidden, asked.layout) for layer in geometry.layers)
+    inner = max(_inner(layer, geometry.hidden, asked.layout) for layer in geometry.kinds)
     chunk = tokens * (inner + 2 * geometry.hidden)
     sampler = int(limits.max_num_seqs * geometry.vocab * sampler_bytes) if asked.last else 0
     hidden = tokens * geometry.hidden
@@ -76,7 +76,7 @@ def ours(asked: Asked) -> Peak:
     """This engine on a card: what ``ekiden.engine.activations`` foretells before a start."""
     step = asked.limits.chunk * asked.geometry.hidden * ACTIVATION_BYTES
     links = shared_bytes(step=step, tp=asked.layout.tp, pp=asked.layout.pp)
-    layer = max(_our_layer(asked, layer) for layer in asked.geometry.layers)
+    layer = max(_our_layer(asked, layer) for layer in asked.geometry.kinds)
     logits = _our_logits(asked)
     if layer >= logits:
         return Peak(activations=layer + links, sampler=0)

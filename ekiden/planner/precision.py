@@ -151,3 +151,20 @@ def kv_format(name: str) -> str:
     if (found := _KV_ALIASES.get(plain, plain)) in KV_BYTES:
         return found
     raise SetupError(f"KV dtype {name!r} is not known: choose one of {', '.join(KV_BYTES)}")
+
+
+_PUBLISHED = {"fp8": "fp8-block", "mxfp4": "mxfp4-moe", "modelopt": "nvfp4", "fbgemm_fp8": "fp8"}
+"""Values of ``quantization_config.quant_method``, and the format that they come nearest."""
+_PUBLISHED_SMALL = {"deepseek_v3": "fp8-block", "kimi_k2": "fp8-block", "gpt_oss": "mxfp4-moe"}
+"""Families that were only published so, whatever a table's config leaves out."""
+
+
+def published(quant_method: str, dtype: str, model_type: str) -> WeightFormat:
+    """The format in which a model was published, by what its config says.
+
+    Raises:
+        SetupError: as ``weight_format``.
+    """
+    if quant_method:
+        return weight_format(_PUBLISHED.get(quant_method, quant_method))
+    return weight_format(_PUBLISHED_SMALL.get(model_type, dtype))

@@ -17,6 +17,7 @@ from ekiden.planner.fit import fits
 from ekiden.planner.hardware import GIB
 from ekiden.planner.layout import check_layout
 from ekiden.planner.memory import memory
+from ekiden.planner.score_perf import METRICS, TPOT, TTFT, foretold, is_sparse
 from ekiden.planner.score_rows import MEASURED_TERMS, Row, loaded, read, replica
 from ekiden.planner.weights import rank_weights
 
@@ -31,11 +32,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     what: str
-    """``kv_capacity``, ``weights`` or ``fit``."""
+    """``kv_capacity``, ``weights``, ``fit``, ``tpot`` or ``ttft``."""
     measured: float | None = None
-    """Tokens or GiB; for ``fit`` 1.0 and 0.0."""
+    """Tokens, GiB or ms; for ``fit`` 1.0 and 0.0."""
     predicted: float | None = None
     unit: str = ""
+    sparse: bool = False
+    """The model has experts."""
     unscored: str = ""
     """The reason; empty where it was scored."""
 
@@ -60,11 +63,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         fit = [one for one in self.of(FIT) if not one.unscored]
         return {
             **{what: _spread(self.of(what)) for what in (KV, WEIGHTS)},
+            TPOT: {
+                "dense": _spread([one for one in self.of(TPOT) if not one.sparse]),
+                "moe": _spread([one for one in self.of(TPOT) if one.sparse]),
+            },
+            TTFT: _spread(self.of(TTFT)),
             "oom_called_fitting": sum(one.predicted == 1 != one.measured for one in fit),
             "fitting_called_oom": sum(one.measured == 1 != one.predicted for one in fit),
             "unscored": {
                 what: {one.id: one.unscored for one in self.of(what) if one.unscored}
-                for what in (KV, WEIGHTS, FIT)
+                for what in (KV, WEIGHTS, FIT, TPOT, TTFT)
             },
         }
 
@@ -81,13 +89,15 @@ def score(file: Path) -> Score:
 def _judge(row: Row) -> list[Judged]:
     kind = row.text("kind")
     wanted = [KV] if kind == "kv" else [FIT] if kind == "oom" else []
+    if kind == "perf" and (metric := METRICS.get(row.text("metric"))):
+        wanted.append(metric)
     if wanted and row.text("weights_gib_per_gpu"):
         wanted.append(WEIGHTS)
     return [_one(row, what) for what in wanted]
 
 
 def _one(row: Row, what: str) -> Judged:
-    judge = {KV: _kv_capacity, WEIGHTS: _weights, FIT: _fit}[what]
+    judge = {KV: _kv_capacity, WEIGHTS: _weights, FIT: _fit, TPOT: _latency, TTFT: _latency}[what]
     try:
         return judge(row)
     except SetupError as error:
@@ -141,6 +151,19 @@ def _fit(row: Row) -> Judged:
         raise SetupError(f"the row says itself that it {EXEMPT}")
     fitted = outcome.startswith(_FITTED)
     return _compared(row, FIT, float(fitted), float(fits(replica(row))), "")
+
+
+_IN_MS = {"ms": 1.0, "s": 1e3}
+
+
+def _latency(row: Row) -> Judged:
+    what, unit, measured = METRICS[row.text("metric")], row.text("unit"), row.number("value")
+    if unit not in _IN_MS or not measured:
+        raise SetupError(f"value {row.text('value')!r} in {unit!r} is no time: s or ms are known")
+    loop = foretold(row)
+    seconds = loop.tpot if what == TPOT else loop.ttft
+    found = _compared(row, what, measured * _IN_MS[unit], seconds * 1e3, "ms")
+    return msgspec.structs.replace(found, sparse=is_sparse(row))
 
 
 def _compared(row: Row, what: str, measured: float, predicted: float, unit: str) -> Judged:

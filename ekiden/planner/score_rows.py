@@ -29,6 +29,8 @@ COLUMNS = (
     *("activation_gib", "nontorch_gib", "kv_gib_per_gpu", "kv_tokens", "block_size"),
     *("outcome", "quality", "meaning"),
 )
+PERF_COLUMNS = ("isl", "osl", "concurrency", "metric", "value", "unit", "source")
+"""Of rows of latencies; a file that has none may leave them out."""
 """That scoring reads; others may be there too."""
 
 
@@ -40,7 +42,7 @@ class Row:
     """One line of the file, cells by column."""
 
     def __init__(self, cells: Mapping[str, str | None]) -> None:
-        self._cells = {name: (cells.get(name) or "").strip() for name in COLUMNS}
+        self._cells = {name: (cells.get(name) or "").strip() for name in COLUMNS + PERF_COLUMNS}
 
     def text(self, name: str) -> str:
         """A cell; empty where the row says that it is not known."""

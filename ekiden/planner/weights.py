@@ -10,7 +10,7 @@ import msgspec
 
 from ekiden.models.checkpoint import Checkpoint
 from ekiden.planner.geometry import Geometry
-from ekiden.planner.layout import Layout, local, stages
+from ekiden.planner.layout import Layout, local, same_part, stages
 from ekiden.planner.matrices import INNER, VOCAB, Matrix, column
 from ekiden.planner.parts import LatentAttention, Layer
 from ekiden.planner.precision import WeightFormat
@@ -37,11 +37,15 @@ def rank_weights(
     """Bytes of each rank, in order pp_rank * (tp * dp) + rank; tied ends are held where used."""
     holding = holding or Holding()
     bounds = stages(geometry, layout.pp, balanced=holding.balanced_stages)
-    return tuple(
-        _rank(geometry, layout, form, holding, bounds[stage], rank)
-        for stage in range(layout.pp)
-        for rank in range(layout.tp * layout.dp)
-    )
+    found: list[int] = []
+    for stage in range(layout.pp):
+        alike: dict[tuple[int, int, int], int] = {}
+        for rank in range(layout.tp * layout.dp):
+            key = same_part(geometry, layout, rank)
+            if key not in alike:
+                alike[key] = _rank(geometry, layout, form, holding, bounds[stage], rank)
+            found.append(alike[key])
+    return tuple(found)
 
 
 def _rank(

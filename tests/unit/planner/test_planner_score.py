@@ -10,7 +10,8 @@ from ekiden.cli.main import main
 from ekiden.core.errors import SetupError
 from ekiden.planner.memory import memory
 from ekiden.planner.score import quantile, score
-from ekiden.planner.score_rows import COLUMNS, Row, engine_profile, replica
+from ekiden.planner.score_perf import foretold
+from ekiden.planner.score_rows import COLUMNS, PERF_COLUMNS, Row, engine_profile, replica
 
 BASE = {
     "kind": "kv",
@@ -159,8 +160,78 @@ def test_the_command_prints_a_table_and_json(write, capsys):
     assert list(printed) == [
         "kv_capacity",
         "weights",
+        "tpot",
+        "ttft",
         "oom_called_fitting",
         "fitting_called_oom",
         "unscored",
     ]
     assert main(["plan", "--score", "nowhere.csv"]) == 2
+
+
+LOOP = {
+    "kind": "perf",
+    "metric": "tpot",
+    "isl": "1024",
+    "osl": "1024",
+    "concurrency": "16",
+    "unit": "ms",
+    "gpu_mem_util": "",
+    "source": "silicon.csv id=llama_h100_vllm_agg_1024x1024_c16_tp1_ep1_7",
+}
+
+
+@pytest.fixture
+def write_loops(tmp_path: Path):
+    def write_rows(*rows: dict[str, str]) -> Path:
+        file = tmp_path / "loops.csv"
+        with file.open("w", newline="") as lines:
+            writer = csv.DictWriter(lines, (*COLUMNS, *PERF_COLUMNS))
+            writer.writeheader()
+            writer.writerows({"id": f"row{i}", **BASE, **LOOP, **r} for i, r in enumerate(rows))
+        return file
+
+    return write_rows
+
+
+def test_latencies_are_scored_by_kind_of_model(write_loops):
+    told = foretold(Row({**BASE, **LOOP}))
+    sparse = {"model": "Mixtral-8x7B", "tp": "2", "source": ""}
+    file = write_loops(
+        {"value": str(told.tpot * 1e3)},
+        {"value": str(told.tpot * 2), "unit": "s"},
+        {"value": str(foretold(Row({**BASE, **LOOP, **sparse})).tpot * 500), **sparse},
+        {"metric": "ttft_mean_or_p50", "value": str(told.ttft * 2e3)},
+        {"metric": "output_throughput_total", "value": "1"},
+    )
+    summary = score(file).summary()
+    assert summary["tpot"]["dense"]["rows"] == 2
+    assert summary["tpot"]["dense"]["median_error"] == pytest.approx(0.25)
+    assert summary["tpot"]["moe"]["median_error"] == pytest.approx(1.0)
+    assert summary["ttft"] == {"median_error": 0.5, "p90_error": 0.5, "rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"engine": "sglang P-D"}, "layouts of its two pools"),
+        ({"engine": "tgi"}, "choose one of vllm, trtllm, sglang"),
+        ({"tp": "", "source": ""}, "tp is not stated"),
+        ({"isl": ""}, "isl is not stated"),
+        ({"concurrency": "0"}, "concurrency is not stated"),
+        ({"unit": "tok/s"}, "is no time"),
+        ({"tp": "64"}, "its source names tp1: one of them is wrong"),
+        ({"ep": "8", "model": "Mixtral-8x7B"}, "EP 8 does not go with TP 1"),
+        ({"model": "Nonesuch"}, "nearest are"),
+    ],
+)
+def test_latencies_that_cannot_be_scored_say_why(write_loops, change, reason):
+    judged = score(write_loops({"value": "10", **change})).judged[0]
+    assert judged.error is None
+    assert reason in judged.unscored
+
+
+def test_a_model_whose_weights_are_not_stated_is_taken_as_published(write_loops):
+    assert foretold(Row({**BASE, **LOOP, "weights_quant": "nan"})) == foretold(
+        Row({**BASE, **LOOP, "weights_quant": "bf16"})
+    )

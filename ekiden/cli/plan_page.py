@@ -1,0 +1,260 @@
+"""A plan as people read it: what, why, the sums, what lost, and how to deploy it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+WIDTH = 100
+_SHOWN = 14
+"""Options that lost which are shown; ``--json`` has all of them."""
+_COMMANDS = 2
+"""Command lines of a host which are shown where there are many."""
+_FEW_KINDS = 4
+"""Kinds of requests which are each shown."""
+_GIB = 1 << 30
+
+
+def page(plan: dict[str, Any]) -> str:
+    """The report as text."""
+    parts = [
+        _head(plan),
+        _section("Why", _bullets(plan["why"])),
+        *(_section(_memory_title(one), _memory(one)) for one in plan["memory"]),
+    ]
+    if plan["chosen"]["latency"] and not plan["chosen"]["latency"]["limit"]:
+        parts.append(_section("Latency", _latency(plan)))
+        parts.append(_section("Throughput and cost", _cost(plan)))
+        parts.append(_section("If one GPU fails", _bullets([_failure(plan)])))
+    parts += [
+        _section("What lost, and why", _lost(plan)),
+        _section("Measure first", _bullets(plan["measure_first"])),
+        _section("Deploy", _deploy(plan["deploy"])),
+        _section("How far to believe this", _bullets(_certainty(plan))),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _section(title: str, lines: Iterator[str] | list[str]) -> str:
+    text = "\n".join(lines)
+    return f"{title}\n{text}" if text else ""
+
+
+def _wrapped(text: str, indent: str = "  ", first: str | None = None) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent
+    )
+
+
+def _bullets(sentences: list[str]) -> list[str]:
+    return [_wrapped(sentence, "    ", "  - ") for sentence in sentences]
+
+
+def _head(plan: dict[str, Any]) -> str:
+    asked, chosen = plan["asked"], plan["chosen"]
+    work = asked["workload"]
+    kinds = _kinds([f"{kind['prompt']}/{kind['output']}" for kind in work["kinds"]])
+    rate = f"{work['rate']:g} requests/s" if work["rate"] else "as many requests as it serves"
+    cached = f", {work['prefix_share']:.0%} of prompts cached" if work["prefix_share"] else ""
+    stated = ", ".join(
+        f"{name.upper().replace('_', ' ')} {_time(most)}"
+        for name, most in asked["objectives"].items()
+    )
+    assumed = " (assumed: state your own with --ttft-p95 and --tpot-p95)"
+    verdict = "" if plan["met"] else "NOT MET, nearest: "
+    shape = f"{asked['gpus_per_host']} x {asked['gpu']}"
+    hosts = f"{asked['hosts']} hosts of {shape}" if asked["hosts"] > 1 else shape
+    there = asked["gpus_per_host"] * asked["hosts"]
+    return "\n".join(
+        (
+            f"{verdict}{chosen['name']} ({chosen['gpus']} of {there} GPUs)",
+            f"  model       {asked['geometry']}, {asked['parameters']:,} parameters"
+            + _active(asked),
+            f"  devices     {hosts}, {asked['interconnect']}"
+            + (f", {asked['network_gbps']:g} GB/s a GPU between hosts" * (asked["hosts"] > 1)),
+            f"  workload    {work['name']}: {kinds} tokens of prompt/output, {rate}{cached}",
+            f"  objectives  {stated}{assumed if asked['objectives_assumed'] else ''}",
+        )
+    )
+
+
+def _kinds(lengths: list[str]) -> str:
+    if len(lengths) <= _FEW_KINDS:
+        return ", ".join(lengths)
+    return f"{len(lengths)} kinds from {lengths[0]} to {lengths[-1]}"
+
+
+def _active(asked: dict[str, Any]) -> str:
+    if asked["active_parameters"] == asked["parameters"]:
+        return ""
+    return f", of which a token meets {asked['active_parameters']:,}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "without end"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+_TERMS = {
+    "weights": "weights",
+    "activations": "activations of a chunk",
+    "sampler": "sampling",
+    "context": "CUDA context and kernels",
+    "communication": "communication buffers",
+    "graphs": "captured graphs",
+}
+
+
+def _memory_title(one: dict[str, Any]) -> str:
+    return f"Memory of a {one['pool']} GPU, in bytes (rank {one['rank']}, the tightest)"
+
+
+def _memory(one: dict[str, Any]) -> Iterator[str]:
+    limits = one["limits"]
+    yield _row("card", one["card"])
+    yield _row(f"usable, {limits['utilization']:.0%}", one["usable"])
+    for name, label in _TERMS.items():
+        if one[name]:
+            yield _row(f"- {label}", one[name])
+    yield _row("= left for KV", one["kv"])
+    yield _wrapped(
+        f"{one['kv_token']:,} bytes a token and GPU: {one['kv_tokens']:,} tokens, "
+        f"{one['blocks']:,} blocks of {one['block_size']}, in a replica. Limits: "
+        f"max_model_len {limits['max_model_len']}, max_num_seqs {limits['max_num_seqs']}, "
+        f"max_num_batched_tokens {limits['chunk']}."
+    )
+
+
+def _row(label: str, size: int) -> str:
+    return f"  {label:<28} {size:>18,}   {size / _GIB:8.2f} GiB"
+
+
+def _latency(plan: dict[str, Any]) -> Iterator[str]:
+    latency, stated = plan["chosen"]["latency"], plan["asked"]["objectives"]
+    yield f"  {'':<6} {'P50':>12} {'P95':>12} {'P99':>12}"
+    for what in ("ttft", "tpot"):
+        cells = " ".join(f"{_time(latency[f'{what}_p{q}']):>12}" for q in (50, 95, 99))
+        goals = [
+            f"P{name[-2:]} {_time(most)}" for name, most in stated.items() if name.startswith(what)
+        ]
+        yield f"  {what.upper():<6} {cells}" + (f"   wanted: {', '.join(goals)}" if goals else "")
+    sequences = f"{latency['running']:.0f} of at most {latency['most']:.0f}"
+    yield _parts(f"a decode step, {sequences} sequences", latency["decode"])
+    yield _parts("a mean prompt, alone", latency["prefill"])
+    extra = f"  prompts take {latency['prefill_load']:.0%} of "
+    if plan["chosen"]["kind"] == "aggregated":
+        yield f"{extra}the time, and hold a token up by at most {_time(latency['stall'])}"
+    else:
+        yield (
+            f"{extra}prefill's time; KV takes {latency['link_load']:.1%} of the link and delays "
+            f"the second token by {_time(latency['transfer'])}"
+        )
+
+
+_PARTS = ("weights", "attention", "communication", "overhead", "idle")
+
+
+def _parts(label: str, split: dict[str, float]) -> str:
+    shown = [name for name in _PARTS if split[name] or name == "communication"]
+    parts = ", ".join(f"{name} {split[name] / split['total']:.0%}" for name in shown)
+    return f"  {label}: {_time(split['total'])} = {parts}"
+
+
+def _cost(plan: dict[str, Any]) -> Iterator[str]:
+    cost, chosen = plan["cost"], plan["chosen"]
+    asked_for = plan["asked"]["workload"]["rate"]
+    served = "asked for" if asked_for else "the most within the objectives"
+    written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
+    yield f"  {chosen['rate']:.3g} requests/s ({served}), {written}"
+    line = f"  {chosen['gpus']} GPU-hours an hour"
+    if cost["gpu_hours_per_million_tokens"] is not None:
+        line += f", {cost['gpu_hours_per_million_tokens']:.3g} for a million tokens written"
+    yield line
+    if cost["price_per_hour"] is not None:
+        money = f"  {cost['price_per_hour']:,.2f} an hour"
+        if cost["price_per_million_tokens"] is not None:
+            money += f", {cost['price_per_million_tokens']:.3g} for a million tokens written"
+        yield money
+
+
+def _failure(plan: dict[str, Any]) -> str:
+    failure = plan["failure"]
+    share = failure["share_of_pool"]
+    gpus = f"{failure['gpus']} GPU{'s' * (failure['gpus'] > 1)}"
+    if share == 1:
+        return f"A replica of {gpus} stops with it, and nothing is served until it is back."
+    after = f"A replica of {gpus} stops with it, and {1 - share:.0%} of its pool goes on"
+    return f"{after}. {failure['then']}".strip()
+
+
+def _lost(plan: dict[str, Any]) -> Iterator[str]:
+    shown = _worth_showing(plan)[:_SHOWN]
+    for one in shown:
+        yield _wrapped(f"{_name(one)}: {one['why']}", "      ", "  - ")
+    if more := len(plan["lost"]) - len(shown):
+        yield f"  - {more} more, for reasons of the same kinds: --json has them all"
+
+
+def _worth_showing(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """All of the chosen format; of any other the first, which is its best."""
+    seen: set[str] = set()
+    found = []
+    for one in plan["lost"]:
+        if one["weights"] == plan["chosen"]["weights"] or one["weights"] not in seen:
+            found.append(one)
+        seen.add(one["weights"])
+    return found
+
+
+def _name(option: dict[str, Any]) -> str:
+    name: str = option["name"]
+    return name.removeprefix("0 x ") if option["refused"] else name
+
+
+def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
+    if deploy["blocked"]:
+        yield _wrapped(f"{deploy['blocked']}.")
+        return
+    hosts = [lines for lines in deploy["hosts"] if lines]
+    for number, lines in enumerate(hosts, 1):
+        if len(hosts) > 1:
+            yield f"  on host {number}:"
+        for line in lines[:_COMMANDS] if len(lines) > _COMMANDS + 1 else lines:
+            yield _command(line)
+        if len(lines) > _COMMANDS + 1:
+            yield f"  ... {len(lines) - _COMMANDS} more: --out DIR writes all of them"
+
+
+def _command(line: str) -> str:
+    """Longer ones on several lines, as a shell takes them."""
+    lines = textwrap.wrap(
+        line,
+        WIDTH - 2,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent="  ",
+        subsequent_indent="      ",
+    )
+    return " \\\n".join(lines)
+
+
+def _certainty(plan: dict[str, Any]) -> list[str]:
+    sure = plan["certainty"]
+    found = f"Latency by the calibration {sure['calibration']}: {sure['source']}"
+    if sure["median_error_tpot"] is not None:
+        found += f"; its median error of TPOT there is {sure['median_error_tpot']:.1%}"
+    sentences = [f"{found}. It has not been measured on these machines."]
+    if sure["recalled"]:
+        sentences.append(
+            f"Not checked against a data sheet for this GPU: {', '.join(sure['recalled'])}."
+        )
+    sentences.append("Memory is arithmetic, and off by 1.5% in the median of published logs.")
+    if sure["checkpoint_bytes"]:
+        off = sure["counted_bytes"] / sure["checkpoint_bytes"] - 1
+        sentences.append(
+            f"The checkpoint's headers have {sure['checkpoint_bytes']:,} bytes of tensors; "
+            f"{sure['counted_bytes']:,} were counted, {off:+.2%}."
+        )
+    return sentences

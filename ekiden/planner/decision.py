@@ -1,0 +1,138 @@
+"""Which deployment to take, and in a sentence each why the others lost.
+
+The order is that of docs/plan.md: what meets the objectives; of that the fewest GPUs (or, where no
+rate is stated, the most requests on the GPUs there are); of that the smallest failure domain. The
+model's own format of weights comes before smaller ones, and one pool before two.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.evaluate import Server, apart, server, together
+from ekiden.planner.fit import check_length
+from ekiden.planner.layout import Layout, check_layout
+from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option, layouts
+from ekiden.planner.precision import WeightFormat
+
+MARGIN = 0.1
+"""Shares of throughput that are taken for equal: the model is not better than that."""
+SPLIT_MARGIN = 0.2
+"""By how much two pools must be better than the best single one: more to run, and nine of ten
+published rows are foretold to within it."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What to deploy; ``lost`` has everything else that was computed, the nearest first."""
+
+    asked: Asked
+    chosen: Option
+    lost: tuple[Option, ...]
+    aggregated: Option | None
+    """The best of one pool, against which two pools were measured; None: none fits."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the objectives are; else ``chosen`` is what comes nearest."""
+        return self.chosen.works
+
+
+def decide(asked: Asked) -> Decision:
+    """Compute every option and choose.
+
+    Raises:
+        SetupError: a limit that cannot be, a context beyond the model's, or a layout that was asked
+            for and cannot be; names it and the nearest that works.
+    """
+    check(asked)
+    everything: list[Option] = []
+    chosen: Option | None = None
+    for form in (asked.own, *asked.formats):
+        found = computed(asked, form)
+        everything += found
+        working = [option for option in found if option.works]
+        if chosen is None and working:
+            chosen = best(asked, working)
+    if chosen is None:
+        chosen = nearest(everything)
+    ours = [o for o in everything if o.form == chosen.form and o.kind == AGGREGATED]
+    working = [o for o in ours if o.works]
+    lost = [option for option in everything if option is not chosen]
+    return Decision(
+        asked=asked,
+        chosen=chosen,
+        lost=tuple(lost),
+        aggregated=best(asked, working) if working else nearest(ours),
+    )
+
+
+def check(asked: Asked) -> None:
+    """Refuse what no deployment could be: SetupError."""
+    check_length(asked.stepper(Layout(), asked.own).replica)
+    if (pinned := asked.pinned) is None:
+        return
+    check_layout(asked.geometry, pinned, tp_divides=asked.profile.tp_divides)
+    if pinned.gpus > asked.devices.gpus:
+        raise SetupError(
+            f"{pinned} takes {pinned.gpus} GPUs, and there are {asked.devices.gpus}: choose a "
+            "smaller one, or more --gpus-per-host or --hosts"
+        )
+
+
+def computed(asked: Asked, form: WeightFormat) -> list[Option]:
+    """One option for each layout of one pool, and the best of two pools."""
+    found: list[Option] = []
+    servers: list[Server] = []
+    considered = [asked.pinned] if asked.pinned else layouts(asked.geometry, asked.devices)
+    for layout in considered:
+        if layout.pp > 1 and servers and form is not asked.own:
+            continue  # A smaller format is proposed to do without stages.
+        one = server(asked, asked.stepper(layout, form))
+        if isinstance(one, str):
+            bare = Option(kind=AGGREGATED, form=form, layouts=(layout,), replicas=(0,), refused=one)
+            found.append(bare)
+            continue
+        found.append(together(asked, one, form))
+        if layout.pp == 1:
+            servers.append(one)
+    two = apart(asked, servers, form)
+    return [*found, two] if two else found
+
+
+def best(asked: Asked, working: list[Option]) -> Option:
+    """Of options that meet the objectives. Two pools must be cheaper than the best single one."""
+    one = _cheapest(asked, [o for o in working if o.kind == AGGREGATED])
+    two = _cheapest(asked, [o for o in working if o.kind == DISAGGREGATED])
+    if one is None or two is None:
+        return one or two or working[0]
+    return two if is_cheaper(asked, two, one) else one
+
+
+def is_cheaper(asked: Asked, one: Option, other: Option) -> bool:
+    """By more than the model's own uncertainty where rates are compared."""
+    if asked.work.rate is not None:
+        return one.gpus < other.gpus
+    return one.rate > other.rate * (1 + SPLIT_MARGIN)
+
+
+def _cheapest(asked: Asked, options: list[Option]) -> Option | None:
+    if not options:
+        return None
+    if asked.work.rate is not None:
+        return min(
+            options, key=lambda o: (o.gpus, o.failure_domain, _stages(o), o.latency.tpot_p95)
+        )
+    most = max(option.rate for option in options)
+    close = [option for option in options if option.rate * (1 + MARGIN) >= most]
+    return min(close, key=lambda o: (o.failure_domain, _stages(o), -o.rate))
+
+
+def _stages(option: Option) -> int:
+    """TP comes before PP where both do: a pipeline does not make one request faster."""
+    return max(layout.pp for layout in option.layouts)
+
+
+def nearest(options: list[Option]) -> Option:
+    """Of options none of which works: the one that misses least, of what fits at all."""
+    return min(options, key=lambda o: (bool(o.refused), o.worst, o.gpus))

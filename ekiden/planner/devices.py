@@ -1,0 +1,152 @@
+"""The machines at hand: GPUs of one kind in hosts, and the time that messages between them take."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.calibration import Calibration
+from ekiden.planner.hardware import Gpu
+from ekiden.planner.memory import card_of
+from ekiden.planner.profiles import Card
+
+NVLINK, PCIE = "nvlink", "pcie"
+INTERCONNECTS = ("auto", NVLINK, PCIE)
+GIGA = 1e9
+
+
+class Devices(msgspec.Struct, frozen=True, kw_only=True):
+    """``hosts`` machines of ``per_host`` GPUs each."""
+
+    gpu: Gpu
+    per_host: int = 1
+    hosts: int = 1
+    interconnect: str = NVLINK
+    """Within a host: ``nvlink`` or ``pcie``."""
+    network_gbps: float = 12.5
+    """Between hosts, for one GPU, each way: GB/s."""
+
+    @property
+    def gpus(self) -> int:
+        return self.per_host * self.hosts
+
+    @property
+    def card(self) -> Card:
+        card = card_of(self.gpu)
+        return msgspec.structs.replace(card, nvlink=self.interconnect == NVLINK)
+
+    def has_nvlink(self, ranks: int) -> bool:
+        """Whether so many GPUs of a host reach one another without PCIe."""
+        return self.interconnect == NVLINK and ranks <= self.gpu.nvlink_group
+
+    def link_of(self, ranks: int) -> str:
+        """In words, what joins ``ranks`` GPUs."""
+        if ranks > self.per_host:
+            return f"network at {self.network_gbps:g} GB/s a GPU"
+        if self.has_nvlink(ranks):
+            return f"NVLink at {self.gpu.link_gbps:g} GB/s"
+        return f"PCIe at {self.gpu.pcie_gbps:g} GB/s, shared by {ranks}"
+
+
+def devices(
+    gpu: Gpu,
+    *,
+    per_host: int,
+    hosts: int = 1,
+    interconnect: str = "auto",
+    network_gbps: float | None = None,
+) -> Devices:
+    """What was asked for, checked. ``auto``: NVLink where the GPU has it for more than a pair.
+
+    Raises:
+        SetupError: a number of GPUs or hosts below one, or a link that the GPU has not.
+    """
+    for name, value in (("gpus per host", per_host), ("hosts", hosts)):
+        if value < 1:
+            raise SetupError(
+                f"{name} {value} leaves nothing to plan for: choose 1 or more (a {gpu.name} host "
+                f"usually has {gpu.gpus_per_host})"
+            )
+    if interconnect not in INTERCONNECTS:
+        raise SetupError(
+            f"interconnect {interconnect!r} is not known: choose one of {', '.join(INTERCONNECTS)}"
+        )
+    if interconnect == NVLINK and not gpu.has_nvlink:
+        raise SetupError(f"interconnect nvlink: {gpu.name} has no NVLink: choose pcie")
+    bridged = gpu.nvlink_group > 2
+    chosen = interconnect
+    if interconnect == "auto":
+        chosen = NVLINK if gpu.has_nvlink and bridged else PCIE
+    network = network_gbps or gpu.network_gbps or USUAL_NETWORK_GBPS
+    return Devices(
+        gpu=gpu, per_host=per_host, hosts=hosts, interconnect=chosen, network_gbps=network
+    )
+
+
+USUAL_NETWORK_GBPS = 12.5
+"""100 Gbit/s for a GPU, where nobody has said which network there is."""
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of each kind of message, by a calibration."""
+
+    devices: Devices
+    calibration: Calibration
+
+    def all_reduce(self, ranks: int, size: float) -> float:
+        """Of ``size`` bytes over ``ranks``: latency, and 2(n-1)/n of the bytes over the link.
+
+        Beyond a host, first within each, then between the hosts.
+        """
+        if ranks <= 1:
+            return 0.0
+        inside = min(ranks, self.devices.per_host)
+        time = self._inside(inside, size)
+        if ranks > inside:
+            groups = -(-ranks // inside)
+            moved = 2 * (groups - 1) / groups * size / inside
+            time += 2 * (groups - 1) * self.calibration.network_s + moved / self.network
+        return time
+
+    def _inside(self, ranks: int, size: float) -> float:
+        if ranks <= 1:
+            return 0.0
+        latency, rate = self._local(ranks)
+        return latency + 2 * (ranks - 1) / ranks * size / rate
+
+    def _local(self, ranks: int) -> tuple[float, float]:
+        """Latency of a collective within a host, and bytes/s of a rank."""
+        told, gpu = self.calibration, self.devices.gpu
+        if self.devices.has_nvlink(ranks):
+            latency = told.nvlink_s + told.nvlink_rank_s * ranks
+            return latency, gpu.link_gbps * GIGA * told.nvlink_share
+        return told.pcie_rank_s * ranks, gpu.pcie_gbps * GIGA * told.pcie_share / ranks
+
+    def all_to_all(self, ranks: int, size: float) -> float:
+        """Each rank sends ``size`` bytes, spread evenly over all: what leaves the host takes the
+        network."""
+        if ranks <= 1:
+            return 0.0
+        inside = min(ranks, self.devices.per_host)
+        latency, rate = self._local(inside) if inside > 1 else (0.0, float("inf"))
+        outward = size * (ranks - inside) / ranks
+        local = latency + size * (inside - 1) / ranks / rate
+        if ranks == inside:
+            return local
+        return max(local, self.calibration.network_s + outward / self.network)
+
+    def hop(self, size: float, *, crosses_hosts: bool) -> float:
+        """One message from a stage to the next."""
+        if crosses_hosts:
+            return self.calibration.network_s + size / self.network
+        latency, rate = self._local(2)
+        return latency + size / rate
+
+    @property
+    def network(self) -> float:
+        """Bytes/s of one GPU to another host."""
+        return self.devices.network_gbps * GIGA * self.calibration.network_share
+
+    def between(self, *, crosses_hosts: bool) -> float:
+        """Bytes/s of one GPU to one of another replica."""
+        return self.network if crosses_hosts else self._local(2)[1]

@@ -1,0 +1,234 @@
+"""From a layout to a deployment: how many replicas it takes, or the most that it serves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import mul
+
+import msgspec
+
+from ekiden.planner.closed import room
+from ekiden.planner.options import (
+    AGGREGATED,
+    DISAGGREGATED,
+    Asked,
+    Option,
+    places,
+    why_not,
+)
+from ekiden.planner.precision import WeightFormat
+from ekiden.planner.serving import Latency, aggregated, disaggregated, prompt_costs
+from ekiden.planner.steps import Stepper
+from ekiden.planner.workload import Objectives
+
+HALVINGS = 12
+"""Of the search for the most requests a second: to one part in 4,096 of its range."""
+QUIET = 1e-3
+"""Share of the most that a replica could serve at which nobody waits."""
+Foretell = Callable[[float], Latency]
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica that fits, with the most that one could serve whatever the objectives."""
+
+    stepper: Stepper
+    most: int
+    """Replicas for which there is room."""
+    ceiling: float
+    """Requests a second of one replica with no time left."""
+    prompts: float
+    """The same, if it computes prompts only."""
+    tokens: float
+    """The same, if it decodes only."""
+
+
+def server(asked: Asked, stepper: Stepper) -> Server | str:
+    """The replica, or in one sentence why it cannot be."""
+    most = places(asked.devices, stepper.replica.layout)
+    if reason := why_not(stepper, -(-asked.sequences // max(1, most))):
+        return reason
+    work, dp = asked.work, stepper.replica.layout.dp
+    held = room(stepper, work.context)
+    full = work.output * stepper.decode(held, work.context).total / held
+    shares = [kind.share for kind in work.kinds]
+    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp
+    fresh = [(work.fresh(kind), kind.prompt) for kind in work.kinds]
+    alone = sum(map(mul, shares, [stepper.busy(new, all_ - new) for new, all_ in fresh])) / dp
+    return Server(
+        stepper=stepper,
+        most=most,
+        ceiling=1 / (added + full),
+        prompts=1 / alone,
+        tokens=1 / full,
+    )
+
+
+def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
+    """As many aggregated replicas as the rate takes; without a rate as many as there are GPUs."""
+    layout = one.stepper.replica.layout
+
+    def with_replicas(count: int) -> Foretell:
+        return lambda rate: aggregated(one.stepper, asked.work, rate, count)
+
+    bare = Option(kind=AGGREGATED, form=form, layouts=(layout,), replicas=(one.most,))
+    if asked.work.rate is None:
+        return most_within(asked, bare, with_replicas(one.most), one.ceiling * one.most)
+    usable = one.most - asked.spare
+    count = least(
+        lambda n: not with_replicas(n)(asked.work.rate or 0.0).missed(asked.objectives),
+        math.ceil(asked.work.rate / one.ceiling),
+        usable,
+    )
+    latency = with_replicas(max(1, count or usable))(asked.work.rate)
+    replicas = (count or max(1, usable)) + (asked.spare if count else 0)
+    return settled(asked, msgspec.structs.replace(bare, replicas=(replicas,)), latency)
+
+
+def least(works: Callable[[int], bool], start: int, most: int) -> int:
+    """The smallest number from ``start`` on that works; 0: none up to ``most`` does."""
+    if start > most or not works(most):
+        return 0
+    low, high = max(1, start), most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if works(middle) else (middle + 1, high)
+    return low
+
+
+def settled(asked: Asked, option: Option, latency: Latency) -> Option:
+    """The option at the rate that was asked for."""
+    return msgspec.structs.replace(
+        option,
+        latency=latency,
+        rate=asked.work.rate or 0.0,
+        missed=tuple(latency.missed(asked.objectives).items()),
+    )
+
+
+def most_within(asked: Asked, option: Option, foretell: Foretell, ceiling: float) -> Option:
+    """The option at the highest rate at which no objective is missed; at next to none, if even
+    that misses one."""
+    quiet = foretell(QUIET * ceiling)
+    if missed := quiet.missed(asked.objectives):
+        return msgspec.structs.replace(
+            option, latency=quiet, rate=QUIET * ceiling, missed=tuple(missed.items())
+        )
+    rate = highest(lambda rate: not foretell(rate).missed(asked.objectives), ceiling)
+    return msgspec.structs.replace(option, latency=foretell(rate), rate=rate)
+
+
+def highest(works: Callable[[float], bool], ceiling: float) -> float:
+    """By halving the range from next to nothing to ``ceiling``."""
+    low, high = QUIET * ceiling, ceiling
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if works(middle) else (low, middle)
+    return low
+
+
+def apart(asked: Asked, servers: list[Server], form: WeightFormat) -> Option | None:
+    """The best of two pools: any layout for prefill, any for decode. None: not two fit.
+
+    Prefill alone decides TTFT and decode alone TPOT, so each pool is sized by itself.
+    """
+    pairs = _for_rate(asked, servers) if asked.work.rate is not None else _for_most(asked, servers)
+    best: Option | None = None
+    for prefill, decode, counts in pairs:
+        bare = Option(
+            kind=DISAGGREGATED,
+            form=form,
+            layouts=(prefill.stepper.replica.layout, decode.stepper.replica.layout),
+            replicas=counts,
+        )
+        found = _computed(asked, bare, prefill, decode, counts)
+        if best is None or _better(found, best):
+            best = found
+    return best
+
+
+Pair = tuple[Server, Server, tuple[int, int]]
+TRIED = 6
+"""Pairs of layouts that are computed in full; the estimate orders them."""
+
+
+def _computed(
+    asked: Asked, bare: Option, prefill: Server, decode: Server, counts: tuple[int, int]
+) -> Option:
+    def foretell(rate: float) -> Latency:
+        used = (counts[0] - spare, counts[1] - spare)
+        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, used)
+
+    spare = asked.spare if asked.work.rate is not None else 0
+    if asked.work.rate is not None:
+        return settled(asked, bare, foretell(asked.work.rate))
+    ceiling = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
+    return most_within(asked, bare, foretell, ceiling)
+
+
+def _better(one: Option, other: Option) -> bool:
+    return (one.works, -one.worst, one.rate, -one.gpus, -one.failure_domain) > (
+        other.works,
+        -other.worst,
+        other.rate,
+        -other.gpus,
+        -other.failure_domain,
+    )
+
+
+def _part(objectives: Objectives, what: str) -> Objectives:
+    """Those of TTFT alone, or of TPOT alone."""
+    other = "tpot" if what == "ttft" else "ttft"
+    return msgspec.structs.replace(objectives, **{f"{other}_p{q}": None for q in (50, 95, 99)})
+
+
+def _for_rate(asked: Asked, servers: list[Server]) -> list[Pair]:
+    rate = asked.work.rate or 0.0
+    wanted = _part(asked.objectives, "ttft")
+    prefills = [(s, _pool(asked, s, rate, wanted, s.prompts, prefill=True)) for s in servers]
+    wanted = _part(asked.objectives, "tpot")
+    decodes = [(s, _pool(asked, s, rate, wanted, s.tokens, prefill=False)) for s in servers]
+    found = [
+        (p, d, (np + asked.spare, nd + asked.spare))
+        for p, np in prefills
+        for d, nd in decodes
+        if np and nd and _fits(asked, p, d, (np + asked.spare, nd + asked.spare))
+    ]
+    return sorted(found, key=lambda pair: _gpus(*pair))[:TRIED]
+
+
+def _pool(
+    asked: Asked, one: Server, rate: float, wanted: Objectives, alone: float, *, prefill: bool
+) -> int:
+    """Replicas that one pool takes, with the other so large that it does not matter."""
+
+    def works(count: int) -> bool:
+        pools = (count, one.most * 64) if prefill else (one.most * 64, count)
+        found = disaggregated(one.stepper, one.stepper, asked.work, rate, pools)
+        return not found.missed(wanted)
+
+    return least(works, math.ceil(rate / alone), one.most - asked.spare)
+
+
+def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:
+    """All the GPUs, in the proportion in which neither pool waits for the other."""
+    found: list[tuple[float, Pair]] = []
+    total = asked.devices.gpus
+    for p in servers:
+        for d in servers:
+            one, other = p.stepper.replica.layout.gpus, d.stepper.replica.layout.gpus
+            for count in range(1, (total - other) // one + 1):
+                counts = (count, (total - count * one) // other)
+                rate = min(count * p.prompts, counts[1] * d.tokens)
+                found.append((rate, (p, d, counts)))
+    found.sort(key=lambda pair: -pair[0])
+    return [pair for _, pair in found[:TRIED]]
+
+
+def _gpus(prefill: Server, decode: Server, counts: tuple[int, int]) -> int:
+    sizes = (prefill.stepper.replica.layout.gpus, decode.stepper.replica.layout.gpus)
+    return counts[0] * sizes[0] + counts[1] * sizes[1]
+
+
+def _fits(asked: Asked, prefill: Server, decode: Server, counts: tuple[int, int]) -> bool:
+    return _gpus(prefill, decode, counts) <= asked.devices.gpus

@@ -1,0 +1,105 @@
+"""The command lines that bring a plan about, with options that ``ekiden`` has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from ekiden.planner.decision import Decision
+from ekiden.planner.layout import Layout
+from ekiden.planner.options import DISAGGREGATED
+from ekiden.planner.precision import FLOATS
+
+ON_LOAD = ("fp8", "int8", "int4")
+"""Formats that the engine makes while it loads; the others are checkpoints."""
+ROLES = ("prefill", "decode")
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica on its GPUs: a rank takes the card of its own number among those it sees."""
+
+    role: str
+    number: int
+    """Within its pool, from 1."""
+    host: int
+    gpus: tuple[int, ...]
+    options: tuple[str, ...]
+    """Of ``ekiden serve`` for its role."""
+
+
+def blocked(decision: Decision, served: Collection[str]) -> str:
+    """Why this engine, which serves models of these types, does not serve the plan yet; empty where
+    it does."""
+    chosen, geometry = decision.chosen, decision.asked.geometry
+    if chosen.refused:
+        return "Nothing fits, so there is nothing to deploy"
+    if geometry.model_type not in served:
+        return (
+            f"ekiden does not serve models of type {geometry.model_type} yet: the plan is "
+            "arithmetic, without flags"
+        )
+    if any(one.dp > 1 or one.ep > 1 for one in chosen.layouts):
+        return "ekiden has no options for EP and attention-DP yet: the plan is arithmetic"
+    if any(one.gpus > decision.asked.devices.per_host for one in chosen.layouts):
+        return "ekiden does not place one replica on several hosts yet: the plan is arithmetic"
+    return ""
+
+
+def pools(decision: Decision) -> dict[str, tuple[int, Layout]]:
+    """Replicas and layout by role; a decode pool alone is aggregated serving."""
+    chosen = decision.chosen
+    roles = ROLES if chosen.kind == DISAGGREGATED else ROLES[1:]
+    return dict(zip(roles, zip(chosen.replicas, chosen.layouts, strict=True), strict=True))
+
+
+def workers(decision: Decision) -> Iterator[Worker]:
+    """Every replica, the larger ones first, so that none straddles hosts."""
+    per_host = decision.asked.devices.per_host
+    free = [list(range(per_host)) for _ in range(decision.asked.devices.hosts)]
+    by_size = sorted(pools(decision).items(), key=lambda pool: -pool[1][1].gpus)
+    for role, (count, layout) in by_size:
+        for number in range(1, count + 1):
+            host = next((i for i, ids in enumerate(free) if len(ids) >= layout.gpus), None)
+            if host is None:
+                return
+            taken, free[host] = free[host][: layout.gpus], free[host][layout.gpus :]
+            yield Worker(
+                role=role,
+                number=number,
+                host=host,
+                gpus=tuple(taken),
+                options=tuple(options(decision, layout)),
+            )
+
+
+def options(decision: Decision, layout: Layout) -> list[str]:
+    """Of one replica."""
+    asked, form = decision.asked, decision.chosen.form
+    limits = asked.stepper(layout, form).replica.resolved
+    found = ["--device", "cuda", "-tp", str(layout.tp)]
+    found += ["-pp", str(layout.pp)] if layout.pp > 1 else []
+    found += ["--max-model-len", str(limits.max_model_len)]
+    found += ["--max-num-seqs", str(limits.max_num_seqs)]
+    found += ["--max-num-batched-tokens", str(limits.chunk)]
+    if asked.limits.utilization is not None:
+        found += ["--gpu-memory-utilization", f"{limits.utilization:g}"]
+    if form.name in ON_LOAD and not asked.geometry.quant_method:
+        found += ["--quantization", form.name]
+    if asked.kv_dtype not in ("auto", *FLOATS):
+        found += ["--kv-cache-dtype", asked.kv_dtype]
+    return found
+
+
+def commands(decision: Decision, model: str, host: int) -> list[str]:
+    """Of one host: a line for each replica, as a shell takes them, and on the first the gateway."""
+    address = ["--host", "0.0.0.0"] if decision.asked.devices.hosts > 1 else []
+    to = ["--model", shlex.quote(model), "--redis", '"$REDIS_URL"', *address]
+    found = [
+        " ".join((f"CUDA_VISIBLE_DEVICES={ids}", "ekiden serve", one.role, *to, *one.options))
+        for one in workers(decision)
+        if one.host == host
+        for ids in (",".join(map(str, one.gpus)),)
+    ]
+    return found if host else [*found, " ".join(("ekiden serve gateway", *to))]

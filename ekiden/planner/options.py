@@ -1,0 +1,166 @@
+"""Every way to lay a model out over the devices at hand, and what each one does under load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.calibration import Calibration
+from ekiden.planner.devices import Devices
+from ekiden.planner.geometry import Geometry
+from ekiden.planner.layout import Layout
+from ekiden.planner.limits import Limits
+from ekiden.planner.memory import Replica, show
+from ekiden.planner.precision import WeightFormat
+from ekiden.planner.profiles import Profile
+from ekiden.planner.serving import Latency
+from ekiden.planner.steps import Stepper
+from ekiden.planner.workload import Objectives, Workload
+
+AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
+MOST_STAGES = 8
+"""Beyond it a pipeline is not considered: the bubble, and stages of a few layers."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a plan follows from."""
+
+    geometry: Geometry
+    devices: Devices
+    work: Workload
+    objectives: Objectives
+    calibration: Calibration
+    profile: Profile
+    own: WeightFormat
+    """The format in which the model is published, or that was asked for."""
+    formats: tuple[WeightFormat, ...] = ()
+    """Smaller ones that may be proposed."""
+    kv_dtype: str = "auto"
+    limits: Limits = Limits()
+    sequences: int = 1
+    """Of the longest kind that a deployment must hold at once."""
+    spare: int = 0
+    """Replicas of each pool that may be lost with the objectives still met."""
+    pinned: Layout | None = None
+    """The only layout of a replica to look at; None: every one."""
+    stored_bytes: int | None = None
+    """Of the checkpoint's tensors, by their headers; None: none is at hand."""
+    price: float | None = None
+    """Of a GPU for an hour; None: not known."""
+
+    def stepper(self, layout: Layout, form: WeightFormat) -> Stepper:
+        """Of one replica. Raises SetupError later, when its memory is asked for."""
+        replica = Replica(
+            geometry=self.geometry,
+            card=self.devices.card,
+            layout=layout,
+            weights=form,
+            kv_dtype=self.kv_dtype,
+            limits=self.limits,
+            profile=self.profile,
+        )
+        return Stepper(replica, self.devices, self.calibration)
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment, computed."""
+
+    kind: str
+    form: WeightFormat
+    layouts: tuple[Layout, ...]
+    """Of a replica; two for two pools: prefill's and decode's."""
+    replicas: tuple[int, ...]
+    """Of each pool; 0 where not one fits."""
+    latency: Latency = Latency()
+    rate: float = 0.0
+    """Requests a second: asked for, or the most within the objectives."""
+    missed: tuple[tuple[str, float], ...] = ()
+    """Objectives that are not met, and how many times over they are."""
+    refused: str = ""
+    """Why it cannot be at all; empty where it can."""
+
+    @property
+    def gpus(self) -> int:
+        return sum(n * one.gpus for n, one in zip(self.replicas, self.layouts, strict=True))
+
+    @property
+    def failure_domain(self) -> int:
+        """GPUs that are lost with one of them."""
+        return max(one.gpus for one in self.layouts)
+
+    @property
+    def works(self) -> bool:
+        return not (self.refused or self.missed or self.latency.limit)
+
+    @property
+    def worst(self) -> float:
+        """How many times over the objective is that is missed most."""
+        return max((times for _, times in self.missed), default=1.0 if self.works else float("inf"))
+
+    @property
+    def rate_per_gpu(self) -> float:
+        return self.rate / self.gpus if self.gpus else 0.0
+
+    @property
+    def name(self) -> str:
+        """As ``2 x TP4`` or ``1 x TP2 prefill + 3 x TP4 decode``, with the format of weights."""
+        pools = [f"{n} x {one}" for n, one in zip(self.replicas, self.layouts, strict=True)]
+        if self.kind == DISAGGREGATED:
+            pools = [f"{pool} {role}" for pool, role in zip(pools, _ROLES, strict=True)]
+        return f"{' + '.join(pools)}, {self.form.name}"
+
+
+_ROLES = ("prefill", "decode")
+
+
+def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
+    """Those worth a look, fewest GPUs first: powers of two, TP up to twice a host, PP, and for
+    models with experts EP within TP or with attention-DP."""
+    found = {Layout(tp=tp, pp=pp) for tp in _powers(devices.gpus) for pp in _powers(MOST_STAGES)}
+    if geometry.experts:
+        for tp in _powers(devices.per_host):
+            for dp in _powers(devices.gpus // tp):
+                if tp * dp > 1 and tp * dp <= geometry.experts:
+                    found.add(Layout(tp=tp, dp=dp, ep=tp * dp))
+    if devices.per_host <= geometry.heads:
+        found.add(Layout(tp=devices.per_host))
+    for one in sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp)):
+        wide = one.tp <= 2 * devices.per_host and one.tp <= geometry.heads
+        if wide and one.gpus <= devices.gpus and one.pp <= len(geometry.layers):
+            yield one
+
+
+def _powers(most: int) -> list[int]:
+    found = [1]
+    while found[-1] * 2 <= most:
+        found.append(found[-1] * 2)
+    return found
+
+
+def places(devices: Devices, layout: Layout) -> int:
+    """Replicas for which there is room: within a host where they can, else on whole hosts."""
+    if layout.gpus <= devices.per_host:
+        return devices.per_host // layout.gpus * devices.hosts
+    return devices.hosts // -(-layout.gpus // devices.per_host)
+
+
+def why_not(stepper: Stepper, sequences: int) -> str:
+    """Why a replica does not fit; empty where it holds ``sequences`` of max_model_len, of which a
+    DP group has its part."""
+    try:
+        found = stepper.memory
+    except SetupError as error:
+        return error.message
+    need = sequences * found.limits.max_model_len
+    if stepper.tokens >= need:
+        return ""
+    rank = found.ranks[found.tightest]
+    weights = f"{show(rank.weights)} of weights a GPU"
+    if rank.kv <= 0:
+        return f"{weights} and what else it takes pass its {show(rank.usable)} by {show(-rank.kv)}"
+    return (
+        f"{weights} leave {show(rank.kv)} of {show(rank.usable)} for KV: {stepper.tokens} tokens, "
+        f"where {need} are needed"
+    )

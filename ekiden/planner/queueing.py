@@ -1,0 +1,112 @@
+"""How long requests wait for one of several servers, at percentiles.
+
+M/G/c: arrivals at random, any distribution of service, c servers, one queue. The mean wait is
+Allen and Cunneen's: that of M/M/c times (1 + cv^2) / 2. The tail is taken as exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of request: how long it keeps a server, and what it takes beside waiting; seconds."""
+
+    share: float
+    busy: float
+    latency: float
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """``servers`` that requests reach ``rate`` times a second together."""
+
+    servers: int
+    rate: float
+    services: tuple[Service, ...]
+
+    @property
+    def busy(self) -> float:
+        """Mean seconds of a server for one request."""
+        return sum(s.share * s.busy for s in self.services)
+
+    @property
+    def load(self) -> float:
+        """Share of the time for which a server is busy; from 1 on the queue grows for ever."""
+        return self.rate * self.busy / self.servers
+
+    @property
+    def variation(self) -> float:
+        """Squared coefficient of variation of the service."""
+        mean = self.busy
+        square = sum(s.share * s.busy**2 for s in self.services)
+        return square / mean**2 - 1 if mean else 0.0
+
+    @property
+    def waits(self) -> float:
+        """Probability that a request waits at all (Erlang C)."""
+        return erlang_c(self.servers, self.rate * self.busy)
+
+    @property
+    def tail(self) -> float:
+        """Mean wait, in seconds, of those that wait."""
+        if self.load >= 1:
+            return math.inf
+        return self.busy / (self.servers * (1 - self.load)) * (1 + self.variation) / 2
+
+    def quantile(self, share: float) -> float:
+        """Seconds within which that share of all requests has waited and had its latency."""
+        if self.load >= 1:
+            return math.inf
+        waits, tail = self.waits, self.tail
+        low = min(s.latency for s in self.services)
+        high = max(s.latency for s in self.services)
+        high += tail * math.log(1 / (1 - share)) if tail else 0.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            if self._within(middle, waits, tail) < share:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def _within(self, limit: float, waits: float, tail: float) -> float:
+        found = 0.0
+        for service in self.services:
+            left = limit - service.latency
+            if left >= 0:
+                late = waits * math.exp(-left / tail) if tail > 0 else 0.0
+                found += service.share * (1 - late)
+        return found
+
+
+_HALVINGS = 30
+
+
+def erlang_c(servers: int, offered: float) -> float:
+    """Probability of waiting with ``offered`` Erlangs of work for ``servers``."""
+    if offered <= 0:
+        return 0.0
+    if offered >= servers:
+        return 1.0
+    blocked = 1.0
+    for server in range(1, servers + 1):
+        blocked = offered * blocked / (server + offered * blocked)
+    load = offered / servers
+    return blocked / (1 - load + load * blocked)
+
+
+NORMAL = {50: 0.0, 95: 1.645, 99: 2.326}
+"""Standard deviations above the mean, by percentile, of a normal distribution."""
+
+
+def poisson_quantile(mean: float, percentile: int) -> float:
+    """Of a count that is ``mean`` on average, by the normal distribution that it comes near."""
+    return mean + NORMAL[percentile] * math.sqrt(mean)
+
+
+def weighted(pairs: Sequence[tuple[float, float]]) -> float:
+    """Mean of (share, value)."""
+    return sum(share * value for share, value in pairs)

@@ -1,0 +1,231 @@
+"""What a deployment does under load: TTFT and TPOT at percentiles, or why it cannot keep up."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from ekiden.planner.closed import room
+from ekiden.planner.queueing import NORMAL, Queue, Service, poisson_quantile
+from ekiden.planner.steps import Batch, Split, Stepper
+from ekiden.planner.workload import Objectives, Requests, Workload
+
+ROUNDS = 30
+"""Of the fixed point of batch and time of a token."""
+SETTLED = 1e-3
+"""Relative change at which it is taken as found."""
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. Percentiles over requests; infinite where the deployment cannot keep up."""
+
+    ttft_p50: float = math.inf
+    ttft_p95: float = math.inf
+    ttft_p99: float = math.inf
+    tpot_p50: float = math.inf
+    tpot_p95: float = math.inf
+    tpot_p99: float = math.inf
+    running: float = 0.0
+    """Sequences decoded at once on a replica (of the decode pool), on average."""
+    most: float = 0.0
+    """For which it has room."""
+    prefill_load: float = 0.0
+    """Share of the time for which prompts are computed."""
+    stall: float = 0.0
+    """Longest gap between two tokens that a prompt causes: one full chunk."""
+    transfer: float = 0.0
+    """Seconds for which the second token waits for KV to move."""
+    link_load: float = 0.0
+    """Share of the link between the pools that KV takes."""
+    decode: Split = Split()
+    """One decode step of the mean batch."""
+    prefill: Split = Split()
+    """One mean prompt."""
+    limit: str = ""
+    """What it cannot keep up with; empty where it can."""
+
+    def missed(self, objectives: Objectives) -> dict[str, float]:
+        """Objectives that are not met, with how many times over they are."""
+        over = {name: getattr(self, name) / most for name, most in objectives.stated().items()}
+        return {name: times for name, times in over.items() if times > 1}
+
+
+class Mean(msgspec.Struct, frozen=True, kw_only=True):
+    """The fixed point of decoding."""
+
+    running: float
+    alone: float
+    """Seconds of a decode step without prompts."""
+    tpot: float
+    costs: tuple[float, ...]
+    """Seconds by which a prompt of each kind delays what is decoded."""
+    load: float
+    """Share of the time that prompts take."""
+
+
+def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
+    """``replicas`` that do both, at ``rate`` requests a second together."""
+    groups = replicas * stepper.replica.layout.dp
+    most = room(stepper, work.context)
+    mean = steady(stepper, work, rate / replicas, most, prompts=True)
+    if isinstance(mean, str):
+        return Latency(most=most, limit=mean)
+    chunk = stepper.replica.resolved.chunk
+    services = tuple(
+        Service(
+            share=kind.share / MOMENTS,
+            busy=cost + work.fresh(kind) / chunk * mean.alone,
+            latency=_first_token(stepper, work, kind)
+            + (math.ceil(work.fresh(kind) / chunk) + (moment + 0.5) / MOMENTS) * mean.alone,
+        )
+        for kind, cost in zip(work.kinds, mean.costs, strict=True)
+        for moment in range(MOMENTS)
+    )
+    queue = Queue(servers=groups, rate=rate, services=services)
+    if queue.load >= 1:
+        return Latency(most=most, prefill_load=mean.load, limit=TOO_MANY_PROMPTS)
+    found = _latency(stepper, work, queue, mean, most, rate / groups)
+    tokens = max(work.fresh(kind) for kind in work.kinds)
+    full = Batch(
+        decode=mean.running / stepper.replica.layout.dp,
+        context=work.context,
+        prefill=min(chunk, tokens),
+        seen=tokens / 2,
+    )
+    return msgspec.structs.replace(found, stall=stepper.mixed(full).total)
+
+
+MOMENTS = 4
+"""At which a request may find the step that is running: decode steps ride along with its chunks."""
+TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
+
+
+def disaggregated(
+    prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
+) -> Latency:
+    """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
+    the second does, for what the last chunk leaves to be sent."""
+    services = tuple(
+        Service(
+            share=kind.share,
+            busy=prefill.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
+            latency=_first_token(prefill, work, kind),
+        )
+        for kind in work.kinds
+    )
+    queue = Queue(servers=pools[0] * prefill.replica.layout.dp, rate=rate, services=services)
+    most = room(decode, work.context)
+    if queue.load >= 1:
+        return Latency(most=most, prefill_load=queue.load, limit="prefill: " + TOO_MANY_PROMPTS)
+    mean = steady(decode, work, rate / pools[1], most, prompts=False)
+    if isinstance(mean, str):
+        return Latency(most=most, prefill_load=queue.load, limit=f"decode: {mean}")
+    transfer, link_load = moved(prefill, decode, work, rate, pools)
+    if link_load >= 1:
+        return Latency(most=most, link_load=link_load, limit="the link cannot carry the KV in time")
+    found = _latency(decode, work, queue, mean, most, 0.0)
+    late = transfer / work.output
+    return msgspec.structs.replace(
+        found,
+        **{f"tpot_p{q}": getattr(found, f"tpot_p{q}") + late for q in NORMAL},
+        prefill_load=queue.load,
+        transfer=transfer,
+        link_load=link_load,
+        prefill=_mean_prompt(prefill, work),
+    )
+
+
+def moved(
+    prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
+) -> tuple[float, float]:
+    """Seconds by which a mean prompt's last chunk is late, and the load of the busier pool's links.
+
+    Each rank of the smaller replica has a link of its own.
+    """
+    ranks = min(prefill.replica.layout.gpus, decode.replica.layout.gpus)
+    total = pools[0] * prefill.replica.layout.gpus + pools[1] * decode.replica.layout.gpus
+    rate_of_link = decode.links.between(crosses_hosts=total > decode.devices.per_host)
+    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
+    size = sum(work_.kv.sequence_bytes(int(tokens)) for work_ in decode.works)
+    size *= decode.replica.layout.tp
+    last = min(tokens, prefill.replica.resolved.chunk) / tokens
+    seconds = size / (ranks * rate_of_link)
+    fewer = min(pools[0] * prefill.replica.layout.gpus, pools[1] * decode.replica.layout.gpus)
+    return seconds * last, rate * size / (fewer * rate_of_link)
+
+
+def steady(
+    stepper: Stepper, work: Workload, rate: float, most: float, *, prompts: bool
+) -> Mean | str:
+    """Batch and time of a token follow from one another. Else why there is no such batch.
+
+    ``rate`` of one replica; ``prompts``: whether it computes them too.
+    """
+    dp = stepper.replica.layout.dp
+    running, costs = 1.0, (0.0,) * len(work.kinds)
+    for _ in range(ROUNDS):
+        if prompts:
+            costs = prompt_costs(stepper, work, running / dp)
+        load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
+        if load >= 1:
+            return TOO_MANY_PROMPTS
+        alone = stepper.decode(max(running, 1.0), work.context).total
+        wanted = rate * work.output * alone / (1 - load)
+        if wanted > most:
+            return f"it has room for {most:.0f} sequences at once, and more would be under way"
+        if abs(wanted - running) <= SETTLED * running:
+            break
+        running = wanted
+    return Mean(running=wanted, alone=alone, tpot=alone / (1 - load), costs=costs, load=load)
+
+
+def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[float, ...]:
+    """Seconds that a prompt of each kind adds to the steps of a DP group that decodes
+    ``running``."""
+    fresh = [(kind, work.fresh(kind)) for kind in work.kinds]
+    return tuple(
+        stepper.added(new, kind.prompt - new, running, work.context) for kind, new in fresh
+    )
+
+
+def _tpot(
+    stepper: Stepper, work: Workload, mean: Mean, most: float, rate: float, percentile: int
+) -> float:
+    """Of the request that meets the larger batch and the more prompts of others."""
+    batch = min(most, max(1.0, poisson_quantile(mean.running, percentile)))
+    alone = stepper.decode(batch, work.context).total
+    cost = sum(k.share * c for k, c in zip(work.kinds, mean.costs, strict=True))
+    met = poisson_quantile(rate * work.output * mean.tpot, percentile)
+    return alone + met * cost / work.output
+
+
+def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
+    fresh = work.fresh(kind)
+    return stepper.told.request_s + stepper.prompt(fresh, kind.prompt - fresh).total
+
+
+def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
+    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
+    return stepper.prompt(tokens, work.prompt - tokens)
+
+
+def _latency(
+    stepper: Stepper, work: Workload, queue: Queue, mean: Mean, most: float, rate: float
+) -> Latency:
+    """``rate`` of the prompts that a DP group computes beside decoding."""
+    ttft = [queue.quantile(q / 100) for q in NORMAL]
+    tpot = [_tpot(stepper, work, mean, most, rate, q) for q in NORMAL]
+    return Latency(
+        ttft_p50=ttft[0],
+        ttft_p95=ttft[1],
+        ttft_p99=ttft[2],
+        tpot_p50=tpot[0],
+        tpot_p95=tpot[1],
+        tpot_p99=tpot[2],
+        running=mean.running,
+        most=most,
+        prefill_load=mean.load,
+        decode=stepper.decode(max(1.0, mean.running), work.context),
+        prefill=_mean_prompt(stepper, work),
+    )

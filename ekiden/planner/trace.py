@@ -1,0 +1,113 @@
+"""A trace as a workload: requests of similar lengths are one kind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.workload import Requests, Workload
+
+KINDS = 16
+"""Into which a trace is cut: equal numbers of requests, by the length of their prompts."""
+BLOCK = 512
+"""Tokens of a prompt that one of ``hash_ids`` stands for, as in Mooncake's traces."""
+CACHED_BLOCKS = 10_000
+"""Of KV that are taken to be kept for reuse: 5 million tokens, least recently used leave first."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a trace, a JSON object a line."""
+
+    timestamp: float
+    """Milliseconds from the start."""
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+    """One for each block of the prompt; equal ids are equal prefixes."""
+
+
+def read_trace(file: Path) -> list[Line]:
+    """Every line.
+
+    Raises:
+        SetupError: the file cannot be read, is empty, or a line is not one; names its number.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"trace {file} cannot be read: {error}") from None
+    found = [_line(file, number, line) for number, line in enumerate(text.splitlines(), 1) if line]
+    if not found:
+        raise SetupError(f"trace {file} has no requests")
+    return found
+
+
+def _line(file: Path, number: int, text: str) -> Line:
+    try:
+        found = msgspec.json.decode(text, type=Line)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise SetupError(
+            f"trace {file}, line {number}: {error}; a line is a JSON object of "
+            f"{', '.join(Line.__struct_fields__)}"
+        ) from None
+    if found.input_length < 1 or found.output_length < 1:
+        raise SetupError(f"trace {file}, line {number}: lengths must be 1 or more")
+    return found
+
+
+def from_trace(file: Path, rate: float | None = None) -> Workload:
+    """Its kinds, its prefix sharing, and its own rate unless another one is given.
+
+    Raises:
+        SetupError: as ``read_trace``.
+    """
+    lines = read_trace(file)
+    seconds = (max(x.timestamp for x in lines) - min(x.timestamp for x in lines)) / 1e3
+    own = (len(lines) - 1) / seconds if seconds > 0 else None
+    return Workload(
+        name=f"trace {file.name}",
+        kinds=_kinds(lines),
+        rate=rate or own,
+        prefix_share=shared(lines),
+        extreme=max(line.input_length + line.output_length for line in lines),
+    )
+
+
+def _kinds(lines: list[Line]) -> tuple[Requests, ...]:
+    ordered = sorted(lines, key=lambda line: line.input_length)
+    count = min(KINDS, len(ordered))
+    parts = [
+        ordered[i * len(ordered) // count : (i + 1) * len(ordered) // count] for i in range(count)
+    ]
+    return tuple(
+        Requests(
+            prompt=max(1, round(sum(x.input_length for x in part) / len(part))),
+            output=max(1, round(sum(x.output_length for x in part) / len(part))),
+            share=len(part) / len(ordered),
+        )
+        for part in parts
+    )
+
+
+def shared(lines: Iterable[Line]) -> float:
+    """Share of prompt tokens that one replica with ``CACHED_BLOCKS`` would find in its cache."""
+    kept: OrderedDict[int, None] = OrderedDict()
+    found = total = 0
+    for line in lines:
+        total += line.input_length
+        hits = 0
+        for block in line.hash_ids:
+            if block not in kept:
+                break
+            hits += 1
+        found += min(hits * BLOCK, line.input_length - 1)
+        for block in line.hash_ids:
+            kept[block] = None
+            kept.move_to_end(block)
+        while len(kept) > CACHED_BLOCKS:
+            kept.popitem(last=False)
+    return found / total

@@ -1,0 +1,214 @@
+"""Why a deployment was chosen, in sentences: does it fit, is it busy, is it slow?"""
+
+from __future__ import annotations
+
+from ekiden.planner.decision import Decision
+from ekiden.planner.devices import PCIE
+from ekiden.planner.fit import fit
+from ekiden.planner.layout import Layout
+from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
+from ekiden.planner.reasons import gain, lost, milliseconds, misses
+from ekiden.planner.workload import VOICE
+
+SLOW_LINK = 0.25
+"""Share of communication in a decode step from which a link is called slow."""
+WORTH_A_LOOK = 1.5
+"""Times the throughput of a GPU from which smaller weights are pointed at."""
+NEARLY_ALL = 0.95
+LONG_PROMPT = 32_768
+"""Tokens from which a prompt is called long: its attention costs as much as its matrices."""
+
+
+def why(decision: Decision) -> list[str]:
+    """Sentences, the first question first: does it fit, is it busy, is it slow?"""
+    chosen = decision.chosen
+    if chosen.refused:
+        return [_nothing_fits(decision)]
+    found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
+    found += [_link(decision), _smaller(decision), _split(decision), _interference(decision)]
+    found += [_full(decision), _long(decision), _voice(decision)]
+    return [sentence for sentence in found if sentence]
+
+
+def _single(decision: Decision) -> Option | None:
+    """What was found of one card in the chosen format."""
+    everything = (decision.chosen, *decision.lost)
+    return next(
+        (
+            option
+            for option in everything
+            if option.kind == AGGREGATED
+            and option.layouts == (Layout(),)
+            and option.form == decision.chosen.form
+        ),
+        None,
+    )
+
+
+def _nothing_fits(decision: Decision) -> str:
+    asked = decision.asked
+    chosen, devices = decision.chosen, asked.devices
+    return (
+        f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout "
+        f"or format. The nearest, {chosen.layouts[0]} in {chosen.form.name}: {chosen.refused}. "
+        f"{larger(asked)}"
+    )
+
+
+def larger(asked: Asked) -> str:
+    """Of the model in its own format, the fewest of these GPUs that would do."""
+    layout = Layout(tp=min(asked.devices.per_host, asked.geometry.heads))
+    found = fit(
+        asked.stepper(layout, asked.own).replica,
+        sequences=asked.sequences,
+        per_host=asked.devices.gpu.gpus_per_host,
+    )
+    return f"In {asked.own.name}, {found.advice}." if found.advice else ""
+
+
+def _room(decision: Decision) -> str:
+    one, chosen = _single(decision), decision.chosen
+    if one is None:
+        return ""
+    card = decision.asked.devices.gpu.name
+    if one.refused:
+        return f"It does not fit on one {card}: {one.refused}. So the model is split."
+    if chosen.failure_domain > 1:
+        return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
+    if chosen.gpus == 1:
+        return f"It fits on one {card}, and one is enough: there is nothing to split."
+    return f"It fits on one {card}: more traffic takes more replicas, not a split model."
+
+
+def _shape(decision: Decision) -> str:
+    """What the layout of the (decode) replica is for."""
+    layout, devices = decision.chosen.layouts[-1], decision.asked.devices
+    if layout.dp > 1:
+        return (
+            f"{layout}: each GPU, or group of TP, has the attention of its own sequences and "
+            f"1/{layout.ep} of the experts, so KV is not replicated and each expert sees the "
+            f"tokens of all {layout.dp} groups."
+        )
+    if layout.pp > 1:
+        where = "hosts" if layout.gpus > devices.per_host else "GPUs"
+        within = f", TP stays within {layout.tp} GPUs" if layout.tp > 1 else ""
+        return f"{layout}: only activations cross from stage to stage, between {where}{within}."
+    if layout.tp > 1:
+        return (
+            f"{layout}: every layer's matrices are cut over {layout.tp} GPUs joined by "
+            f"{devices.link_of(layout.tp)}{_less(decision, layout)}."
+        )
+    return ""
+
+
+def _less(decision: Decision, layout: Layout) -> str:
+    """Why half of a TP is not enough."""
+    half = Layout(tp=layout.tp // 2)
+    if half.tp < 2 or decision.chosen.kind != AGGREGATED:
+        return ""
+    found = [o for o in decision.lost if o.layouts == (half,) and o.form == decision.chosen.form]
+    return f". {found[0].layouts[0]}: {lost(decision, found[0])}" if found else ""
+
+
+def _shortfall(decision: Decision) -> str:
+    if decision.met:
+        return ""
+    chosen, asked = decision.chosen, decision.asked
+    said = chosen.latency.limit or misses(asked.objectives, chosen, quiet=asked.work.rate is None)
+    return f"Nothing meets the objectives on these GPUs; this comes nearest, and is {said}."
+
+
+def _format(decision: Decision) -> str:
+    chosen, own = decision.chosen, decision.asked.own
+    if chosen.form == own:
+        return ""
+    return (
+        f"In {own.name} no layout meets the objectives on these GPUs; with {chosen.form.name} "
+        "weights this one does. Compare its answers with the wider model's before you rely on it."
+    )
+
+
+def _link(decision: Decision) -> str:
+    chosen, devices = decision.chosen, decision.asked.devices
+    decode = chosen.latency.decode.communication_share
+    prompt = chosen.latency.prefill.communication_share
+    if max(layout.gpus for layout in chosen.layouts) == 1 or max(decode, prompt) < SLOW_LINK:
+        return ""
+    shares = f"{decode:.0%} of a decode step and {prompt:.0%} of a prompt"
+    if devices.interconnect != PCIE:
+        return f"Communication takes {shares}."
+    return (
+        f"PCIe is slow for this: communication takes {shares}. Pipeline stages and smaller "
+        "weights, which need less of it, are among the alternatives below."
+    )
+
+
+def _smaller(decision: Decision) -> str:
+    """The best of smaller weights, where they would bring much."""
+    chosen = decision.chosen
+    found = [o for o in decision.lost if o.works and o.form.bits < chosen.form.bits]
+    if not found or not chosen.works:
+        return ""
+    best = max(found, key=lambda o: (o.rate_per_gpu, -o.gpus))
+    if best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
+        return ""
+    return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
+
+
+def _full(decision: Decision) -> str:
+    """Where a limit is the limit, and neither the GPUs nor an objective is."""
+    chosen, limits = decision.chosen, decision.asked.limits
+    latency, layout = chosen.latency, chosen.layouts[-1]
+    most = (limits.max_num_seqs or 0) * layout.dp
+    if latency.most < most or latency.running < NEARLY_ALL * latency.most:
+        return ""
+    return (
+        f"What bounds it is --max-num-seqs {limits.max_num_seqs}, not its KV or an objective: "
+        f"{2 * (limits.max_num_seqs or 0)} may serve more."
+    )
+
+
+def _long(decision: Decision) -> str:
+    longest = max(kind.prompt for kind in decision.asked.work.kinds)
+    if longest < LONG_PROMPT:
+        return ""
+    stepper = decision.asked.stepper(decision.chosen.layouts[0], decision.chosen.form)
+    chunk, first = stepper.replica.resolved.chunk, stepper.prompt(longest).total
+    return (
+        f"Prompts of {longest} tokens are computed in chunks of {chunk}, so that others get their "
+        f"tokens meanwhile. Where the {milliseconds(first)} of one are too long even so, context "
+        "parallelism cuts a prompt over GPUs; it is not computed here."
+    )
+
+
+def _voice(decision: Decision) -> str:
+    if decision.asked.work.name != VOICE:
+        return ""
+    return (
+        "A speech pipeline: keep recognition, this model and synthesis each on GPUs of their own, "
+        "since a burst of one delays the others. Listeners hear the jitter between tokens: the "
+        f"longest gap that a prompt causes here is {milliseconds(decision.chosen.latency.stall)}."
+    )
+
+
+def _split(decision: Decision) -> str:
+    chosen, one = decision.chosen, decision.aggregated
+    if chosen.kind != DISAGGREGATED or one is None:
+        return ""
+    return (
+        f"Prefill and decode are split. The best single pool, {one.name}: {lost(decision, one)}. "
+        f"KV takes {chosen.latency.link_load:.0%} of the link, and the second token waits "
+        f"{milliseconds(chosen.latency.transfer)} for it."
+    )
+
+
+def _interference(decision: Decision) -> str:
+    chosen = decision.chosen
+    if chosen.kind != AGGREGATED or chosen.latency.limit:
+        return ""
+    latency = chosen.latency
+    return (
+        f"Prefill and decode are not split: prompts take {latency.prefill_load:.0%} of a replica's "
+        f"time and hold a token up by {milliseconds(latency.stall)} at most, and TPOT P95 is "
+        f"{milliseconds(latency.tpot_p95)} with that."
+    )

@@ -1,0 +1,290 @@
+"""``ekiden plan``: the page, the data, the files, and what is refused."""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ekiden.cli.main import build_parser, main
+from ekiden.verify.tiny import write_tiny_model
+
+EIGHT = ("Llama-3.1-8B", "--gpu", "A6000", "--gpus-per-host", "8")
+BIG = ("Llama-3.1-70B", "--gpu", "H100", "--gpus-per-host", "8")
+SPLIT = (*BIG, "--weights", "fp8", "--workload", "rag", "--rate", "3")
+APART = (*SPLIT, "--ttft-p95", "6s", "--tpot-p95", "30ms", "--smaller-weights", "none")
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]):
+    def run(*words: str, code: int = 0) -> str:
+        assert main(["plan", *words]) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_page_says_what_why_and_what_lost(printed):
+    page = printed(*EIGHT)
+    assert page.startswith("8 x TP1, bf16 (8 of 8 GPUs)")
+    assert "(assumed: state your own with --ttft-p95 and --tpot-p95)" in page
+    for title in (
+        *("Why", "Memory of a decode GPU", "Latency", "Throughput and cost", "If one GPU fails"),
+        *("What lost, and why", "Measure first", "Deploy", "How far to believe this"),
+    ):
+        assert f"\n{title}" in page
+    assert "communication" in page.partition("a decode step")[2]
+    assert max(map(len, page.splitlines())) < 140
+
+
+def test_the_memory_sum_is_right_to_the_byte(printed):
+    for one in json.loads(printed(*BIG, "--json"))["memory"]:
+        terms = ("weights", "activations", "sampler", "context", "communication", "graphs")
+        assert one["usable"] - sum(one[name] for name in terms) == one["kv"]
+        assert one["blocks"] * one["block_size"] <= one["kv_tokens"]
+    page = printed(*BIG)
+    row = next(line for line in page.splitlines() if "= left for KV" in line)
+    assert f"{one['kv']:,}" in row
+
+
+def test_the_data_have_a_stable_schema(printed):
+    plan = json.loads(printed(*EIGHT, "--json"))
+    assert plan["schema"] == 1
+    assert list(plan) == [
+        *("schema", "met", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
+        *("measure_first", "deploy", "certainty"),
+    ]
+    assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
+    assert all(one["why"] for one in plan["lost"])
+    assert {one["weights"] for one in plan["lost"]} == {"bf16", "fp8", "int8", "int4"}
+
+
+def test_cost_is_in_gpu_hours_and_in_money_where_a_price_is_known(printed):
+    plan = json.loads(printed(*EIGHT, "--rate", "20", "--gpu-price", "0.5", "--json"))
+    cost = plan["cost"]
+    assert cost["gpu_hours_per_hour"] == plan["chosen"]["gpus"] == 2
+    assert cost["price_per_hour"] == 1.0
+    hours = 2 / (20 * 200 * 3600) * 1e6
+    assert cost["gpu_hours_per_million_tokens"] == pytest.approx(hours)
+    assert cost["price_per_million_tokens"] == pytest.approx(hours / 2)
+    assert json.loads(printed(*EIGHT, "--json"))["cost"]["price_per_hour"] is None
+
+
+def test_what_is_not_met_ends_with_one_and_says_what_comes_nearest(printed):
+    page = printed(*EIGHT, "--tpot-p95", "1ms", code=1)
+    assert page.startswith("NOT MET, nearest: ")
+    assert "over 1.0 ms" in page
+    assert "Nothing meets the objectives" in page
+
+
+def test_a_model_that_fits_nowhere_is_told_what_would_do(printed):
+    page = printed("Llama-3.1-405B", "--gpu", "A6000", code=1)
+    assert "nearest that works: TP8 x PP4 (32 GPUs)" in " ".join(page.split())
+    assert "nothing to deploy" in page
+
+
+@pytest.mark.parametrize("words", [EIGHT, BIG, APART, (*BIG, "--weights", "int8")])
+def test_every_command_that_is_printed_is_one_of_ekiden(printed, words):
+    plan = json.loads(printed(*words, "--json"))
+    (lines,) = plan["deploy"]["hosts"]
+    cards: list[str] = []
+    for line in lines:
+        said = shlex.split(line.replace("$REDIS_URL", "redis://127.0.0.1:6379/0"))
+        if said[0].startswith("CUDA_VISIBLE_DEVICES="):
+            cards += said.pop(0).partition("=")[2].split(",")
+        assert said[0] == "ekiden"
+        build_parser().parse_args(said[1:])
+    assert len(cards) == len(set(cards)) == plan["chosen"]["gpus"], "no card is given twice"
+
+
+def test_two_pools_have_their_own_layouts(printed):
+    plan = json.loads(printed(*APART, "--json"))
+    assert plan["chosen"]["kind"] == "disaggregated"
+    assert [one["pool"] for one in plan["memory"]] == ["prefill", "decode"]
+    lines = plan["deploy"]["hosts"][0]
+    roles = [line.partition("ekiden serve ")[2].split()[0] for line in lines]
+    assert set(roles) == {"prefill", "decode", "gateway"}
+
+
+def test_the_overlay_gives_every_replica_cards_of_its_own(printed, tmp_path: Path):
+    printed(*APART, "--out", str(tmp_path))
+    services = yaml.safe_load((tmp_path / "compose.plan.yaml").read_text())["services"]
+    base = yaml.safe_load(Path("compose/compose.yaml").read_text())["services"]
+    taken: list[str] = []
+    for name, service in services.items():
+        role = name.partition("-")[0]
+        assert role in base
+        assert name == role or service["extends"] == {"file": "compose.yaml", "service": role}
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        taken += device["device_ids"]
+        said = service["command"].replace("${EKIDEN_MODEL:?the model of the plan}", "m")
+        build_parser().parse_args(shlex.split(said))
+        assert f"serve {role}" in base[role]["command"]
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert len(taken) == len(set(taken)) == plan["chosen"]["gpus"]
+    assert (tmp_path / "plan.txt").read_text().startswith(plan["chosen"]["name"])
+
+
+def test_one_pool_turns_the_other_off(printed, tmp_path: Path):
+    printed(*EIGHT, "--out", str(tmp_path))
+    services = yaml.safe_load((tmp_path / "compose.plan.yaml").read_text())["services"]
+    assert services.pop("prefill") == {"scale": 0}
+    assert len(services) == 8
+
+
+def test_the_script_is_one_for_each_host(printed, tmp_path: Path):
+    printed(*BIG, "--hosts", "2", "--out", str(tmp_path))
+    scripts = sorted(tmp_path.glob("*.sh"))
+    assert [one.name for one in scripts] == ["host1-services.sh", "host2-services.sh"]
+    for script in scripts:
+        subprocess.run(["sh", "-n", str(script)], check=True)
+    texts = [script.read_text() for script in scripts]
+    assert ["serve gateway" in text for text in texts] == [True, False]
+    assert not (tmp_path / "compose.plan.yaml").exists(), "compose/ is for one host"
+
+
+def test_a_model_that_the_engine_does_not_serve_has_no_flags(printed, tmp_path: Path):
+    page = printed("Mixtral-8x7B", "--gpu", "H200", "--out", str(tmp_path))
+    assert "does not serve models of type mixtral yet" in page
+    assert not list(tmp_path.glob("*.sh"))
+
+
+def test_a_directory_is_planned_from_its_config(printed, tmp_path: Path):
+    model = write_tiny_model(tmp_path / "tiny")
+    plan = json.loads(printed(str(model / "config.json"), "--gpu", "l4", "--json"))
+    assert plan["asked"]["model"] == str(model)
+
+
+def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
+    import msgspec
+
+    from ekiden.planner.calibration import calibration
+    from ekiden.planner.hardware import gpu
+
+    file = tmp_path / "mine.json"
+    mine = msgspec.structs.replace(calibration("vllm"), name="my machine", device=gpu("l4"))
+    file.write_bytes(msgspec.json.encode(mine))
+    plan = json.loads(printed("Llama-3.2-1B", "--calibration", str(file), "--json"))
+    assert plan["asked"]["gpu"] == "l4"
+    assert plan["certainty"]["calibration"] == "my machine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpus-per-host", "0"), "gpus per host 0 leaves nothing to plan for: choose 1 or more"),
+        (("--hosts", "0"), "hosts 0 leaves nothing to plan for"),
+        (("-tp", "65"), "TP 65 is more than the 32 query heads of Llama-3.1-8B: choose 1 to 32"),
+        (("-pp", "2"), "PP2 takes 2 GPUs, and there are 1"),
+        (("--max-model-len", "1000000"), "1000000 is more than the 131072 positions"),
+        (("--max-model-len", "100"), "is less than the 400 tokens"),
+        (("--gpu", "H1000"), "nearest are h100_sxm"),
+        (("--workload", "chatt"), "nearest is chat; choose one of chat, rag, writing"),
+        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie"),
+        (("--gpu", "l4", "--interconnect", "nvlink"), "l4 has no NVLink: choose pcie"),
+        (("--weights", "fp9"), "nearest is fp8"),
+        (("--smaller-weights", "int3"), "weight format 'int3' is not known"),
+        (("--kv-cache-dtype", "int2"), "KV dtype 'int2' is not known: choose one of"),
+        (("--calibration", "foo"), "choose one of vllm, trtllm, sglang"),
+        (("--engine", "tgi"), "engine profile 'tgi' is not known"),
+    ],
+)
+def test_odd_questions_are_refused_helpfully(capsys, words, message):
+    assert main(["plan", "Llama-3.1-8B", "--gpu", "H100", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_question_without_a_model_or_a_gpu_is_refused(capsys):
+    assert main(["plan"]) == 2
+    assert "no MODEL" in capsys.readouterr().err
+    assert main(["plan", "Llama-3.1-8B"]) == 2
+    assert "no --gpu: choose one of a100_pcie" in capsys.readouterr().err
+    assert main(["plan", "Lama-9", "--gpu", "H100"]) == 2
+    assert "nearest are Llama-3-8B" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--tpot-p95", "50", "'50' is not a time: try 500ms or 1.5s"),
+        ("--ttft-p95", "0s", "is not a time"),
+        ("--rate", "0", "is not a number above 0"),
+        ("--prefix-share", "1", "is not a share: 0 and up to below 1"),
+    ],
+)
+def test_values_of_the_wrong_form_show_the_right_one(capsys, option, value, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "Llama-3.1-8B", "--gpu", "H100", option, value])
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(capsys, tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_text("")
+    assert main(["plan", *EIGHT, "--out", str(file / "below")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_checkpoint_at_hand_is_held_against_the_count(printed, tmp_path: Path):
+    model = write_tiny_model(tmp_path / "tiny")
+    sure = json.loads(printed(str(model), "--gpu", "l4", "--json", "--weights", "fp32"))[
+        "certainty"
+    ]
+    assert sure["counted_bytes"] == pytest.approx(sure["checkpoint_bytes"], rel=0.01)
+    assert "of tensors" in printed(str(model), "--gpu", "l4")
+
+
+def test_a_trace_is_a_workload_with_its_own_rate_and_sharing(printed, tmp_path: Path):
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        {
+            "timestamp": 500 * i,
+            "input_length": 1100,
+            "output_length": 50,
+            "hash_ids": [0, 1, 100 + i],
+        }
+        for i in range(21)
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    work = json.loads(printed("Llama-3.1-8B", "--gpu", "H100", "--trace", str(file), "--json"))
+    asked = work["asked"]["workload"]
+    assert asked["rate"] == pytest.approx(2.0)
+    assert asked["prefix_share"] == pytest.approx(20 * 1024 / (21 * 1100))
+    assert {kind["prompt"] for kind in asked["kinds"]} == {1100}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no requests"),
+        ('{"timestamp": 0}', "line 1: Object missing required field"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "lengths must be 1 or more"),
+    ],
+)
+def test_a_trace_that_is_none_names_the_line(capsys, tmp_path: Path, text, message):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(text)
+    assert main(["plan", "Llama-3.1-8B", "--gpu", "H100", "--trace", str(file)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_report_has_three_pictures_and_needs_nothing_else(printed, tmp_path: Path):
+    from xml.etree import ElementTree
+
+    file = tmp_path / "plan.html"
+    page = printed(*APART, "--html", str(file))
+    text = file.read_text()
+    pictures = [f"<svg{part.partition('</svg>')[0]}</svg>" for part in text.split("<svg")[1:]]
+    trees = [ElementTree.fromstring(picture) for picture in pictures]
+    assert [len(tree.findall("polyline")) > 1 for tree in trees] == [True, False, True]
+    assert len(trees[1].findall("rect")) >= 5
+    assert not any(word in text for word in ("http://", "https://", "<script"))
+    assert page.splitlines()[0] in text
+
+
+def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_path: Path):
+    file = tmp_path / "plan.html"
+    printed("Llama-3.1-405B", "--gpu", "A6000", "--html", str(file), code=1)
+    assert "<svg" not in file.read_text()

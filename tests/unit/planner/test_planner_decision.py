@@ -1,0 +1,249 @@
+"""The decisions of R6-R7, R29-R30 and R32-R38: what is chosen, and what is said of the rest."""
+
+import msgspec
+import pytest
+from plans import option, plan
+
+from ekiden.core.errors import SetupError
+from ekiden.planner.decision import decide
+from ekiden.planner.layout import Layout
+from ekiden.planner.options import AGGREGATED, DISAGGREGATED
+from ekiden.planner.reasons import lost
+from ekiden.planner.why import why
+from ekiden.planner.workload import Objectives
+
+ONE = Layout()
+
+
+def said(decision) -> str:
+    return " ".join(why(decision))
+
+
+def test_r6_fits_and_busy_means_replicas():
+    decision = plan("Llama-3.1-8B", "A6000", 8)
+    assert decision.chosen.layouts == (ONE,)
+    assert decision.chosen.replicas == (8,)
+    assert "more traffic takes more replicas" in said(decision)
+
+
+def test_r7_the_fewest_gpus_that_meet_the_rate_are_taken():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=20)
+    assert decision.met
+    assert (decision.chosen.replicas, decision.chosen.gpus) == ((2,), 2)
+    dearer = option(decision, Layout(tp=4))
+    assert "will do" in lost(decision, dearer)
+    assert not plan("Llama-3.1-8B", "A6000", 1, rate=20, smaller=()).met
+
+
+def test_r7_equal_cost_goes_to_the_smaller_failure_domain():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=20)
+    pipeline = option(decision, Layout(pp=2))
+    assert pipeline.gpus == decision.chosen.gpus
+    assert "one failure takes 2 GPUs with it, not 1" in lost(decision, pipeline)
+
+
+@pytest.mark.parametrize(("per_host", "replicas"), [(1, 1), (2, 2), (8, 8)])
+def test_r29_the_smallest_tp_that_leaves_enough_kv_wins(per_host, replicas):
+    small = plan("Llama-3.1-8B", "A6000", per_host).chosen
+    assert (small.layouts, small.replicas) == ((ONE,), (replicas,))
+
+
+def test_r29_where_kv_is_short_a_larger_tp_wins():
+    decision = plan("Llama-3.1-70B", "H100", 8, work="rag")
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert decision.chosen.replicas == (2,)
+    pair = option(decision, Layout(tp=2))
+    assert pair.latency.most < option(decision, Layout(tp=4)).latency.most / 8
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"), [("Qwen2.5-7B", 1), ("Qwen2.5-14B", 1), ("Qwen2.5-32B", 2)]
+)
+def test_r30_qwen_on_a6000(model, tp):
+    decision = plan(model, "A6000", 4)
+    assert decision.chosen.layouts == (Layout(tp=tp),)
+    assert decision.chosen.form.name == "bf16"
+
+
+def test_r30_70b_on_a6000_needs_tp4():
+    decision = plan("Llama-3.1-70B", "A6000", 8)
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert "does not fit" in lost(decision, option(decision, Layout(tp=2)))
+    assert option(decision, Layout(tp=2), "int4").works
+
+
+def test_r32_one_card_that_holds_the_load_is_enough():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=2)
+    assert (decision.chosen.layouts, decision.chosen.replicas) == ((ONE,), (1,))
+    assert "one is enough" in said(decision)
+
+
+def test_r32_a_card_without_room_for_the_concurrency_is_not():
+    crowd = plan("Qwen2.5-14B", "A6000", 1, sequences=200, length=2048, smaller=())
+    assert not crowd.met
+    assert "where 409600 are needed" in crowd.chosen.refused
+
+
+def test_r33_not_one_card_but_one_host_is_tp_inside():
+    decision = plan("Llama-3.1-70B", "H100", 8)
+    layout = decision.chosen.layouts[0]
+    assert layout.tp > 1
+    assert layout.pp == 1
+    assert "does not fit on one h100_sxm" in said(decision)
+    assert "NVLink" in said(decision)
+
+
+def test_r33_a_slow_link_is_named_and_what_needs_less_of_it_compared():
+    decision = plan("Llama-3.1-70B", "A6000", 8)
+    assert "PCIe is slow for this" in said(decision)
+    compared = {one.layouts[0] for one in decision.lost if one.kind == AGGREGATED}
+    assert Layout(tp=2, pp=2) in compared
+    assert any(one.form.name == "int4" and one.works for one in decision.lost)
+
+
+def test_r34_not_one_host_is_tp_inside_and_pp_across():
+    decision = plan("Llama-3.1-405B", "H100", 8, hosts=2)
+    assert decision.chosen.layouts == (Layout(tp=8, pp=2),)
+    wide = option(decision, Layout(tp=16))
+    assert wide.rate < decision.chosen.rate
+    assert "only activations cross" in said(decision)
+
+
+def test_r34_quantising_into_one_host_is_compared():
+    decision = plan("Llama-3.1-405B", "H100", 8, hosts=2)
+    assert option(decision, Layout(tp=8), "fp8").works
+    assert "Smaller weights are worth a look" in said(decision)
+    alone = plan("Llama-3.1-405B", "H100", 8)
+    assert alone.chosen.form.name == "fp8"
+    assert "In bf16 no layout meets the objectives" in said(alone)
+
+
+@pytest.mark.parametrize("hosts", [2, 8])
+def test_r35_a_large_moe_is_ep_with_attention_dp(hosts):
+    decision = plan("DeepSeek-V3", "H200", 8, hosts=hosts)
+    layout = decision.chosen.layouts[-1]
+    assert layout.dp > 1
+    assert layout.ep == layout.dp * layout.tp
+    assert "KV is not replicated" in said(decision)
+    assert option(decision, Layout(tp=8)).rate < decision.chosen.rate
+
+
+def test_r36_a_tpot_that_is_missed_takes_more_tp():
+    tight = Objectives(tpot_p95=0.005)
+    decision = plan("Llama-3.1-8B", "H100", 8, rate=5, objectives=tight, smaller=())
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert "TPOT P95 is" in lost(decision, option(decision, ONE))
+    eager = plan("Llama-3.1-8B", "A6000", 8, rate=1, objectives=tight, smaller=())
+    assert not eager.met, "over PCIe more TP does not get there"
+    assert option(eager, Layout(tp=8)).latency.tpot_p95 > 0.005
+
+
+def test_r37_very_long_prompts_are_chunked_and_cp_is_named():
+    asked = plan("Llama-3.1-8B", "H100", 8, length=131_072).asked
+    long = msgspec.structs.replace(
+        asked.work, kinds=(msgspec.structs.replace(asked.work.kinds[0], prompt=100_000),)
+    )
+    decision = decide(
+        msgspec.structs.replace(asked, work=long, objectives=Objectives(tpot_p95=0.1))
+    )
+    assert "computed in chunks of 2048" in said(decision)
+    assert "context parallelism" in said(decision)
+
+
+TIGHT = Objectives(ttft_p95=6.0, tpot_p95=0.03)
+
+
+def test_r38_prefill_that_disturbs_decode_beyond_the_objective_splits():
+    decision = plan(
+        "Llama-3.1-70B", "H100", 8, weights="fp8", work="rag", rate=3, objectives=TIGHT, smaller=()
+    )
+    assert decision.met
+    assert decision.chosen.kind == DISAGGREGATED
+    prefill, decode = decision.chosen.replicas
+    assert prefill > decode, "prompts of 8,192 for outputs of 200"
+    assert decision.aggregated is not None
+    assert dict(decision.aggregated.missed).keys() == {"tpot_p95"}
+    assert "Prefill and decode are split. The best single pool" in said(decision)
+
+
+def test_r38_short_prompts_do_not_split():
+    decision = plan("Llama-3.1-70B", "H100", 8, weights="fp8", rate=20, smaller=())
+    assert decision.chosen.kind == AGGREGATED
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    assert two.gpus >= decision.chosen.gpus
+    assert "Prefill and decode are not split" in said(decision)
+
+
+def test_r38_a_link_that_cannot_carry_the_kv_does_not_split():
+    thin = plan(
+        "Llama-3.1-70B",
+        "H100",
+        4,
+        hosts=2,
+        weights="fp8",
+        work="rag",
+        rate=3,
+        objectives=TIGHT,
+        smaller=(),
+        network_gbps=0.05,
+    )
+    two = [one for one in thin.lost if one.kind == DISAGGREGATED]
+    assert thin.chosen.kind == AGGREGATED or thin.chosen.latency.limit
+    assert all(not one.works for one in two)
+
+
+def test_r22_two_pools_are_held_against_the_best_single_one():
+    decision = plan("Llama-3.1-8B", "A6000", 8)
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    assert decision.aggregated is decision.chosen
+    assert decision.chosen.name in lost(decision, two)
+
+
+def test_r39_a_speech_pipeline_is_told_to_keep_its_models_apart():
+    decision = plan("Llama-3.1-8B", "H100", 4, work="voice")
+    assert "recognition, this model and synthesis each on GPUs of their own" in said(decision)
+    assert "jitter" in said(decision)
+
+
+def test_nothing_that_fits_names_the_nearest_that_would():
+    decision = plan("Llama-3.1-405B", "A6000", 1)
+    assert not decision.met
+    assert "nearest that works: TP8 x PP4 (32 GPUs)" in said(decision)
+
+
+def test_nothing_that_meets_says_what_is_missed_and_by_how_much():
+    decision = plan("Llama-3.1-8B", "A6000", 1, objectives=Objectives(tpot_p95=0.01), smaller=())
+    assert not decision.met
+    assert decision.chosen.latency.tpot_p95 > 0.02
+    assert "comes nearest" in said(decision)
+    assert "over 10.0 ms" in said(decision)
+
+
+def test_every_option_that_lost_has_its_reason():
+    for decision in (
+        plan("Llama-3.1-70B", "A6000", 8),
+        plan("Llama-3.1-8B", "A6000", 8, rate=20),
+        plan("Mixtral-8x7B", "H200", 8, hosts=2),
+    ):
+        assert all(len(lost(decision, one)) > 20 for one in decision.lost)
+
+
+def test_spare_replicas_are_added_to_each_pool():
+    bare = plan("Llama-3.1-8B", "A6000", 8, rate=20).chosen
+    safe = plan("Llama-3.1-8B", "A6000", 8, rate=20, spare=1).chosen
+    assert safe.replicas[0] == bare.replicas[0] + 1
+    assert safe.latency == bare.latency, "foretold with the spare one lost"
+
+
+def test_a_pinned_layout_is_the_only_one():
+    decision = plan("Llama-3.1-8B", "H100", 8, pinned=Layout(tp=4), smaller=())
+    assert decision.chosen.layouts[0] == Layout(tp=4)
+    with pytest.raises(SetupError, match="TP 65 is more than the 64 query heads"):
+        plan("Llama-3.1-70B", "H100", 8, pinned=Layout(tp=65))
+    with pytest.raises(SetupError, match="takes 16 GPUs, and there are 8"):
+        plan("Llama-3.1-70B", "H100", 8, pinned=Layout(tp=16))
+
+
+def test_a_context_beyond_the_positions_is_refused():
+    with pytest.raises(SetupError, match="choose 1 to 131072"):
+        plan("Llama-3.1-70B", "H100", 8, length=1_000_000)
