@@ -55,6 +55,8 @@ BUSY = 0.8
 QUEUE_SHARE = 0.5
 QUEUE_S = 0.25
 """Of the time to the first token, and at least so long: a quarter of a second is felt."""
+STUCK_S = 5.0
+"""Without an answer, with requests in flight."""
 PREFIX_MISS = 0.2
 """Of the prompt tokens: expected in a cache, and not found there."""
 

