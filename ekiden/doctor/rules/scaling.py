@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ekiden.doctor import thresholds as at
 from ekiden.doctor.evidence import DECODE, Answers, Evidence, Situation, same_lengths
-from ekiden.doctor.finding import Cause, confidence
+from ekiden.doctor.finding import Cause, confidence, weighed
 from ekiden.doctor.rules.words import size
 
 
@@ -36,20 +36,37 @@ def _poor(evidence: Evidence, few: Situation, many: Situation) -> Iterator[Cause
         return
     before, after = len(few.of(DECODE)), len(many.of(DECODE))
     gained, promised = other.tokens_per_s / one.tokens_per_s, after / before
-    if 0 < gained < at.SCALING * promised:
-        hosts = {replica.host for one in evidence.situations for replica in one.replicas} - {""}
-        host = f" on {evidence.host.cores} cores" if evidence.host else ""
+    if not 0 < gained < at.SCALING * promised:
+        return
+    sure = confidence(
+        at.SCALING * promised / gained, 1.0, min(one.count, other.count), at.ENOUGH_ANSWERS
+    )
+    seen = (
+        f"{after} decode replicas in place of {before} give {gained:.2f} times the tokens/s "
+        f"({few.name} against {many.name})"
+    )
+    for cause in _limits(evidence):
+        yield weighed(cause, sure, seen)
+
+
+def _limits(evidence: Evidence) -> Iterator[Cause]:
+    """What replicas of one machine share, and what those of several do; both where nobody tells."""
+    hosts = {replica.host for one in evidence.situations for replica in one.replicas} - {""}
+    if len(hosts) < 2:
         yield Cause(
-            what="the link between the machines is the limit"
-            if len(hosts) > 1
-            else "the replicas share what one machine has: cores, memory bandwidth, its network",
-            seen=f"{after} decode replicas in place of {before} give {gained:.2f} times the "
-            f"tokens/s{host} ({few.name} against {many.name})",
+            what="the replicas share what one machine has: cores, memory bandwidth, its network",
+            seen=f"{evidence.host.cores} cores here" if evidence.host else "",
             remedy="replicas on machines of their own, each whole on its machine "
             "(`ekiden serve decode --host 0.0.0.0`), or fewer of them",
-            confidence=confidence(
-                at.SCALING * promised / gained, 1.0, min(one.count, other.count), at.ENOUGH_ANSWERS
-            ),
+            confidence=1.0 if hosts else 0.6,
+        )
+    if len(hosts) != 1:
+        yield Cause(
+            what="the link between the machines is the limit",
+            seen=f"{len(hosts)} machines" if hosts else "",
+            remedy="the replicas of both pools that hand over to one another on one machine, a "
+            "faster link, or --kv-cache-dtype int8, which moves less",
+            confidence=1.0 if hosts else 0.5,
         )
 
 
