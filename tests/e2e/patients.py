@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -85,6 +88,23 @@ async def bench(url: str, file: Path, *, concurrency: int) -> Path:
     ]
     assert await asyncio.to_thread(main, argv) == 0
     return file
+
+
+class Said(NamedTuple):
+    """What the command printed, and how it ended."""
+
+    code: int
+    text: str
+
+
+async def doctor(*argv: str) -> Said:
+    """``ekiden doctor`` as a process."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ekiden.cli", "doctor", *argv, stdout=PIPE, stderr=STDOUT
+    )
+    out, _ = await process.communicate()
+    print(out.decode())
+    return Said(process.returncode or 0, out.decode())
 
 
 def judged(*files: Path) -> Diagnosis:
