@@ -11,7 +11,7 @@ import msgspec
 
 from ekiden.cli.bar import Bar
 from ekiden.cli.chat import DEFAULT_URL
-from ekiden.cli.command import MODEL_HELP, add_command
+from ekiden.cli.command import MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.options import (
     ENGINE_OPTIONS,
     add_options,
@@ -51,7 +51,7 @@ def add_parser(commands: Any) -> None:
     add_redis(parser)
     parser.add_argument(
         "--url", default="",
-        help=f"of the gateway (default: {DEFAULT_URL}, unless only --bench is given)",
+        help=f"of the gateway (default: {DEFAULT_URL}, unless only --bench or --reference-url is given)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plain data, not a page")
     serving = parser.add_argument_group("while it serves")
@@ -83,6 +83,9 @@ def _add_preflight(parser: argparse.ArgumentParser) -> None:
         help="check this machine, Redis and the replicas there for one more replica",
     )  # fmt: skip
     before.add_argument("model", nargs="?", default="", metavar="MODEL", help=MODEL_HELP)
+    before.add_argument(
+        "--served-model-name", default="", metavar="NAME", help=SERVED_NAME_HELP
+    )  # fmt: skip
     before.add_argument(
         "--host", default="127.0.0.1", metavar="HOST",
         help="address the replica will listen on (default: 127.0.0.1)",

@@ -158,7 +158,7 @@ def _others(
     yield from registry.checks(url, seen.redis)
     if not url or isinstance(seen.redis, str):
         return
-    name = name_of(args.model, "") if args.model else ""
+    name = name_of(args.model, args.served_model_name) if args.model else ""
     yield replicas.reached(seen.records, seen.trouble)
     yield from replicas.alike(seen.records, name, _fingerprints(config, model))
     yield from replicas.wires(seen.records)
