@@ -51,7 +51,8 @@ def add_parser(commands: Any) -> None:
     add_redis(parser)
     parser.add_argument(
         "--url", default="",
-        help=f"of the gateway (default: {DEFAULT_URL}, unless only --bench or --reference-url is given)",
+        help=f"of the gateway (default: {DEFAULT_URL}, unless only --bench or --reference-url is "
+        "given)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print plain data, not a page")
     serving = parser.add_argument_group("while it serves")
