@@ -42,7 +42,7 @@ async def compare(url: str, reference: str, api_key: str) -> SamePrompts:
     """Raises SetupError: one of the two does not answer; says which and how."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(timeout=ASK_S, headers=headers, trust_env=False) as http:
-        ours, theirs = await asyncio.gather(_answers(http, url), _answers(http, reference))
+        ours, theirs = await _answers(http, url), await _answers(http, reference)
     equal = sum(one == other for one, other in zip(ours, theirs, strict=True))
     return SamePrompts(asked=len(ours), equal=equal, against=reference)
 
@@ -57,7 +57,12 @@ async def _answers(http: httpx.AsyncClient, url: str) -> list[str]:
             answer = await _ask(http, "POST", f"{url}/v1/completions", json=body)
         return str(answer["choices"][0]["text"])
 
-    return list(await asyncio.gather(*(ask(prompt) for prompt in prompts())))
+    try:
+        async with asyncio.TaskGroup() as asking:
+            tasks = [asking.create_task(ask(prompt)) for prompt in prompts()]
+    except ExceptionGroup as failed:  # the first that fails ends the others
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _model(http: httpx.AsyncClient, url: str) -> str:
