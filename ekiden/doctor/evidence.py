@@ -10,6 +10,8 @@ from itertools import permutations
 
 import msgspec
 
+from ekiden.doctor.thresholds import KV_FULL
+
 PREFILL, DECODE = "prefill", "decode"
 
 
@@ -94,6 +96,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     kv_share: float = 0.0
     """Of its KV blocks, those that requests held."""
     kv_peak: float = 0.0
+    kv_tokens: int = 0
+    """Of the whole cache; 0: not told."""
     step_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     collective_share: float = 0.0
@@ -101,6 +105,11 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     lost: str = ""
     """What became of it while it was watched: ``gone``, ``restarted`` or ``unwell``."""
     wires: tuple[Wire, ...] = ()
+
+    def lacks_room(self, prompt_tokens: float) -> bool:
+        """Whether, at its fullest, another prompt of that length found no place in its cache."""
+        left = (1 - self.kv_peak) * self.kv_tokens
+        return self.kv_peak > KV_FULL or (self.kv_tokens > 0 and left < prompt_tokens)
 
     @property
     def ranks(self) -> int:
@@ -154,6 +163,10 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     def busy(self) -> tuple[Replica, ...]:
         """Replicas that had work: what the others last measured may be long ago."""
         return tuple(replica for replica in self.replicas if replica.pending >= 0.5)
+
+    def full(self, replica: Replica) -> bool:
+        """Whether ``replica`` had no room for one more prompt as they come here."""
+        return replica.lacks_room(self.answers.prompt_tokens if self.answers else 0.0)
 
     @property
     def tp(self) -> int:

@@ -147,6 +147,7 @@ def _replica(records: Sequence[ReplicaRecord], *, gone: bool) -> Replica:
         waiting=mean(lambda one: one.waiting),
         kv_share=_mean(shares),
         kv_peak=max(shares, default=0.0),
+        kv_tokens=newest.kv_blocks_total * last.block_size,
         step_s=newest.step_s,
         prefill_tokens_per_s=newest.prefill_tokens_per_s,
         collective_share=newest.collective_share,

@@ -26,7 +26,8 @@ BUBBLE = 0.4
 requests than stages no stage should wait so long."""
 
 KV_FULL = 0.9
-"""Of a replica's blocks: the next long prompt finds no room."""
+"""Of a replica's blocks. Where its size is told, it is also full when one more prompt of the mean
+length does not fit."""
 
 SCALING = 0.7
 """Of the throughput that so many replicas promise. Balance and luck cost a tenth or two."""

@@ -129,8 +129,9 @@ def causes_of(diagnosis: Diagnosis, requirement: str) -> tuple[Cause, ...]:
     return next(one.causes for one in diagnosis.findings if one.requirement == requirement)
 
 
-def save_layers(path: Path, layers: int) -> None:
-    """A model whose layers take most of its time, so that their number tells."""
+def save_layers(path: Path, layers: int, spread: float = 0.02) -> None:
+    """A model whose layers take most of its time, so that their number tells. ``spread``: of its
+    weights; the larger, the more its tokens differ."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -140,6 +141,7 @@ def save_layers(path: Path, layers: int) -> None:
         hidden_size=512, intermediate_size=1536, num_hidden_layers=layers,
         num_attention_heads=8, num_key_value_heads=2, vocab_size=tokenizer.get_vocab_size(),
         max_position_embeddings=8192, eos_token_id=1, bos_token_id=0, tie_word_embeddings=True,
+        initializer_range=spread,
     )  # fmt: skip
     LlamaForCausalLM(config).eval().save_pretrained(path)
     write(path, tokenizer)

@@ -231,9 +231,12 @@ async def test_more_ranks_than_cores_are_busy_with_one_another(ward: Ward) -> No
     assert "communicate more" in " ".join(one.what for one in causes_of(found, "R52"))
 
 
-async def test_four_bits_of_a_model_that_cannot_bear_them_are_seen(ward: Ward) -> None:
+async def test_four_bits_of_a_model_that_cannot_bear_them_are_seen(
+    ward: Ward, tmp_path: Path
+) -> None:
     """R54."""
-    async with ward.stack() as wide, ward.stack() as narrow:
+    save_layers(tmp_path / "m", layers=2, spread=0.2)
+    async with ward.stack(tmp_path / "m") as wide, ward.stack(tmp_path / "m") as narrow:
         reference = await wide.deploy(("decode", "wide"))
         url = await narrow.deploy(("decode", "narrow", "-q", "int4"))
         same = await compare(url, reference, "")

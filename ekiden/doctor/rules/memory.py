@@ -20,12 +20,21 @@ def full_cache(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _full(situation: Situation, replica: Replica) -> Iterator[Cause]:
-    if replica.kv_peak > at.KV_FULL and replica.waiting >= 0.5:
+    if situation.full(replica) and replica.waiting >= 0.5:
         yield _no_room(
-            f"{replica.id} had its KV {share(replica.kv_peak)} full at its peak and "
-            f"{replica.waiting:.1f} requests waiting ({situation.name})",
+            f"{replica.id} had its KV{_of(replica)} {share(replica.kv_peak)} full at its peak and "
+            f"{replica.waiting:.1f} requests waiting{_asked(situation)} ({situation.name})",
             confidence(1 + replica.waiting, 1.0, replica.readings, at.ENOUGH_READINGS),
         )
+
+
+def _of(replica: Replica) -> str:
+    return f" of {replica.kv_tokens:,} tokens" if replica.kv_tokens else ""
+
+
+def _asked(situation: Situation) -> str:
+    asked = situation.answers.prompt_tokens if situation.answers else 0.0
+    return f", {asked:.0f} tokens a prompt" if asked else ""
 
 
 def _put_back(situation: Situation, answers: Answers) -> Iterator[Cause]:

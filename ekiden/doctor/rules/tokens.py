@@ -30,7 +30,11 @@ def slow_tokens(evidence: Evidence) -> Iterator[Cause]:
 def _causes(evidence: Evidence, situation: Situation, answers: Answers) -> list[Cause]:
     """Those for which there is evidence; without any, what is left."""
     decode = [replica for replica in situation.busy if replica.role == DECODE]
-    found = [*map(_communication, decode), _full(answers, decode), _prefill_between(answers)]
+    found = [
+        *map(_communication, decode),
+        _full(situation, answers, decode),
+        _prefill_between(answers),
+    ]
     if crowd := crowded(evidence.host):
         found.append(weighed(crowd, 0.7))
     return [cause for cause in found if cause is not None] or [_bandwidth(decode)]
@@ -47,10 +51,10 @@ def _communication(replica: Replica) -> Cause | None:
     )
 
 
-def _full(answers: Answers, decode: list[Replica]) -> Cause | None:
+def _full(situation: Situation, answers: Answers, decode: list[Replica]) -> Cause | None:
     preempted = answers.fallbacks.get("preempted", 0)
     peak = max((replica.kv_peak for replica in decode), default=0.0)
-    if not preempted and peak <= at.KV_FULL:
+    if not preempted and not any(map(situation.full, decode)):
         return None
     return Cause(
         what="KV runs out, and answers are put back and computed again",

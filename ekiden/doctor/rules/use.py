@@ -55,7 +55,7 @@ def _in_the_gateway(situation: Situation) -> Iterator[Cause]:
 def _small_batch(situation: Situation, replica: Replica) -> Iterator[Cause]:
     cap = replica.max_num_seqs
     capped = replica.role == DECODE and 0 < cap <= at.SMALL_BATCH and replica.running >= 0.8 * cap
-    if capped and replica.waiting >= 1 and replica.kv_peak <= at.KV_FULL:
+    if capped and replica.waiting >= 1 and not situation.full(replica):
         yield Cause(
             what="the batch is capped while requests wait and there is room for them",
             seen=f"{replica.id} runs {replica.running:.1f} of at most {cap}, "
@@ -68,7 +68,7 @@ def _small_batch(situation: Situation, replica: Replica) -> Iterator[Cause]:
 
 
 def _between_steps(situation: Situation, replica: Replica) -> Iterator[Cause]:
-    if len(replica.stage_idle) != 1 or replica.waiting < 1 or replica.kv_peak > at.KV_FULL:
+    if len(replica.stage_idle) != 1 or replica.waiting < 1 or situation.full(replica):
         return
     (idle,) = replica.stage_idle
     if idle > at.STARVED:

@@ -74,7 +74,7 @@ def test_load_is_a_mean_over_the_readings_and_speed_is_the_last_one() -> None:
     assert (replica.running, replica.waiting) == (3.0, 1.5)
     assert (replica.kv_share, replica.kv_peak) == (pytest.approx(0.725), 0.95)
     assert (replica.step_s, replica.readings, replica.tp, replica.max_num_seqs) == (0.2, 2, 2, 32)
-    assert replica.host == "10.0.0.7"
+    assert (replica.host, replica.kv_tokens) == ("10.0.0.7", 1600)
     assert found.answers is None
 
 

@@ -61,5 +61,5 @@ async def test_a_server_that_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -
         return httpx.Response(503) if request.url.host == "theirs" else text("y")
 
     serve(monkeypatch, answer)
-    with pytest.raises(SetupError, match="http://theirs/v1/completions: .*503"):
+    with pytest.raises(SetupError, match=r"http://theirs/v1/completions: .*503"):
         await same_prompts.compare(OURS, THEIRS, "")

@@ -107,6 +107,11 @@ CASES: dict[str, tuple[str, Evidence, str]] = {
     "a slow stage": ("R45", with_replica(UNEVEN), "stage 0 is the slowest"),
     "a bubble": ("R45", with_replica(BUBBLE), "bubble"),
     "a full cache": ("R47", with_replica(replace(DECODE, kv_peak=0.99, waiting=3.0)), "smaller"),
+    "no room for one more prompt": (
+        "R47",
+        with_replica(replace(DECODE, kv_peak=0.7, kv_tokens=2000, waiting=3.0)),
+        "smaller",
+    ),
     "answers put back": ("R47", watched(fallbacks={"preempted": 20}), "smaller"),
     "prompts refused": (
         "R47",
