@@ -94,6 +94,7 @@ class PrefillPeers:
             task = asyncio.ensure_future(self._first_meeting(candidate))
             self._meeting[key] = task
             task.add_done_callback(lambda _: self._meeting.pop(key, None))
+            task.add_done_callback(_seen)
         return await asyncio.shield(self._meeting[key])
 
     async def _first_meeting(self, candidate: PrefillCandidate) -> PrefillPeer:
@@ -171,3 +172,9 @@ class PrefillPeers:
             if isinstance(peer, PrefillPeer):
                 await peer.channel.close(None)
         self._met.clear()
+
+
+def _seen(meeting: asyncio.Task[PrefillPeer]) -> None:
+    """It may have failed when whoever asked for it had left: asyncio need not tell of that."""
+    if not meeting.cancelled():
+        meeting.exception()

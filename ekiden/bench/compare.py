@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -163,7 +164,7 @@ def _change(
     level: str,
     figure: str,
     runs: Sequence[Values],
-    figure_of: Callable[[Values], Values],
+    figure_of: Callable[[Values], Any],
     alpha: float,
     chance: np.random.Generator,
 ) -> Change:
@@ -207,9 +208,7 @@ def _values(samples: Samples, figure: str) -> Values:
     return np.array([v for v, error in pairs if v is not None and not error], dtype=np.float64)
 
 
-def _draws(
-    values: Values, figure: Callable[[Values], Values], chance: np.random.Generator
-) -> Values:
+def _draws(values: Values, figure: Callable[[Values], Any], chance: np.random.Generator) -> Values:
     """The figure of each of ``_ROUNDS`` resamplings."""
     at_once = max(1, _AT_ONCE // len(values))
     parts = [

@@ -11,7 +11,7 @@ from ekiden.bench.record import Account
 
 DONE = b"[DONE]"
 MAX_EVENT = 1 << 24
-"""Bytes; who sends more without the end of a line is not sending events."""
+"""Bytes; who sends more without an end is not sending events."""
 
 
 class BadStream(Exception):
@@ -126,22 +126,24 @@ class EventLines:
     def __init__(self) -> None:
         self._kept = b""
         self._data: list[bytes] = []
+        self._held = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """The data of each event that ends within ``piece``.
 
         Raises:
-            Malformed: a line is longer than ``MAX_EVENT``, or is no line of events.
+            Malformed: an event is longer than ``MAX_EVENT``, or a line is none of an event.
         """
         *lines, self._kept = (self._kept + piece).split(b"\n")
-        if len(self._kept) > MAX_EVENT:
-            raise Malformed(f"an event of more than {MAX_EVENT} bytes")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+                self._held += len(line)
             elif not line and self._data:
-                data, self._data = b"\n".join(self._data), []
+                data, self._data, self._held = b"\n".join(self._data), [], 0
                 yield data
             elif line and b":" not in line:
                 raise Malformed(f"a line that is none of an event: {line[:80]!r}")
+        if len(self._kept) + self._held > MAX_EVENT:
+            raise Malformed(f"an event of more than {MAX_EVENT} bytes")

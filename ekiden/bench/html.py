@@ -76,11 +76,10 @@ def _body(title: str, result: Result) -> Iterator[str]:
 
 
 def _about(result: Result) -> Iterator[str]:
-    arrival = "" if result.levels and result.levels[0].load == "concurrency" else result.arrival
     facts = (
         ("server", f"{result.url}, {result.endpoint}"),
         ("started", result.started),
-        ("arrivals", arrival),
+        ("arrivals", result.arrival),
         ("prompts", result.prompts),
         ("SLO", _slo(result)),
         ("load", f"seed {result.seed}, {result.processes} processes, ekiden {result.version}"),

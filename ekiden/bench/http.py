@@ -25,7 +25,8 @@ MAX_REFUSAL = 1 << 16
 
 
 class Hangup(Exception):
-    """The server closed the connection before the answer's end. ``silent``: not a byte had come."""
+    """The server closed the connection before the answer's end. ``silent``: not a byte had come,
+    and the request had just been sent."""
 
     def __init__(self, message: str, *, silent: bool) -> None:
         super().__init__(message)
@@ -165,6 +166,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         loop = asyncio.get_running_loop()
         self._ended, self._enough = loop.create_future(), loop.create_future()
+        self._sent = self._clock.now()
         self._transport.write(request)
         await asyncio.wait((self._ended, self._enough), return_when=asyncio.FIRST_COMPLETED)
         if not self._ended.done():
@@ -185,8 +187,10 @@ class _Connection(asyncio.Protocol):
             self._fail(cause if isinstance(cause, BadStream) else Malformed(f"no HTTP: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        began = self._ended is not None and self._began
-        self._lost = Hangup(str(error or "closed by the server"), silent=not began)
+        silent = self._ended is None or (
+            not self._began and self._clock.now() - self._sent < LINGER_S
+        )
+        self._lost = Hangup(str(error or "closed by the server"), silent=silent)
         if self._ended is not None and not self._ended.done():
             self._fail(self._lost)
 

@@ -71,8 +71,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: dict[str, int] = {}
     wires: dict[str, int] = {}
     """KV bytes handed over by each wire."""
-    gauges: dict[str, Spread] = {}
-    """What the metrics showed while the level ran, one reading a second."""
+    gauges: dict[str, dict[str, Spread]] = {}
+    """What the metrics showed while the level ran, one reading a second: by name, then by replica
+    (and stage); ``""`` is the gateway."""
 
 
 class Samples(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +151,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     workload: str
     arrival: str
+    """``poisson``, ``constant``, ``burst``, ``trace``, or ``closed``: after the one before."""
     seed: int
     processes: int
     prompts: str

@@ -32,10 +32,10 @@ _CACHES = ("decode_cache", "prefill_cache")
 
 
 class Gauges:
-    """Readings by name and labels."""
+    """Readings by name, then by labels."""
 
     def __init__(self) -> None:
-        self._readings: dict[str, list[float]] = defaultdict(list)
+        self._readings: dict[str, dict[str, list[float]]] = {}
         self.splits: dict[str, tuple[int, int]] = {}
         """By replica: TP and PP."""
 
@@ -47,11 +47,14 @@ class Gauges:
                     self.splits[found["replica"]] = (int(found["tp"]), int(found["pp"]))
             if what := GAUGES.get(family.name):
                 for sample in family.samples:
-                    where = " ".join(sample.labels.values())
-                    self._readings[f"{what} {where}".strip()].append(sample.value)
+                    readings = self._readings.setdefault(what, defaultdict(list))
+                    readings[" ".join(sample.labels.values())].append(sample.value)
 
-    def spreads(self) -> dict[str, Spread]:
-        return {name: spread(values) for name, values in sorted(self._readings.items())}
+    def spreads(self) -> dict[str, dict[str, Spread]]:
+        return {
+            what: {where: spread(values) for where, values in sorted(readings.items())}
+            for what, readings in self._readings.items()
+        }
 
 
 @asynccontextmanager
@@ -81,7 +84,7 @@ async def _watch(client: httpx.AsyncClient, url: str, gauges: Gauges) -> None:
 
 def service(
     records: Sequence[Record],
-    gauges: dict[str, Spread],
+    gauges: dict[str, dict[str, Spread]],
     splits: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Service | None:
     """None where no answer had our account. ``splits``: TP and PP by replica."""

@@ -83,13 +83,20 @@ def service_lines(service: Service) -> Iterator[str]:
     yield f"mean ms of {', '.join(phases)}"
     for role, worst in service.imbalance.items():
         count = sum(share.role == role for share in service.replicas)
-        yield f"{count} {role} replicas, the busiest had {worst:.2f} of the mean"
+        if count > 1:
+            yield f"{count} {role} replicas, the busiest had {worst:.2f} of the mean"
     for wire, moved in service.wires.items():
         yield f"{moved / 1e6:,.1f} MB of KV over {wire}"
     for kind, count in service.fallbacks.items():
         yield f"{count} served another way: {kind}"
-    for name, spread in service.gauges.items():
-        yield f"{name}: mean {spread.mean:.3g}, most {spread.max:.3g}"
+    for name, places in service.gauges.items():
+        shown = [
+            f"{where} {spread.mean:.3g}, {spread.max:.3g}".strip()
+            for where, spread in places.items()
+            if spread.max
+        ]
+        if shown:
+            yield f"{name} (mean, most): {'; '.join(shown)}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,6 +35,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     path: str
     max_len: int = 0
     seed: int = 0
+    salt: str = ""
 
     def ask(self, number: int) -> Ask:
         line = self._lines[number]
@@ -74,10 +75,10 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
         pieces, left = [], line.input_length
         for name in line.hash_ids:
             if left > 0:
-                pieces.append(Piece(f"{self.seed}/block/{name}", min(BLOCK, left)))
+                pieces.append(Piece(f"{self.salt}/{self.seed}/block/{name}", min(BLOCK, left)))
                 left -= BLOCK
         if left > 0:
-            pieces.append(Piece(f"{self.seed}/own/{number}", left))
+            pieces.append(Piece(f"{self.salt}/{self.seed}/own/{number}", left))
         return pieces
 
 

@@ -47,7 +47,7 @@ async def run_errand(errand: Errand, say: Say, clock: Clock) -> None:
     Raises:
         SetupError: more requests may be in flight than files may be open.
     """
-    _allow_files(errand.concurrency or errand.max_in_flight)
+    allow_files(errand.concurrency or errand.max_in_flight)
     target = errand.target
     server = Server(Address(target.url), api_key=target.api_key, clock=clock)
     asker = Asker(
@@ -89,7 +89,7 @@ def _asks(errand: Errand) -> Iterator[Ask]:
     return map(errand.workload.ask, range(errand.first, errand.workload.size, errand.step))
 
 
-def _allow_files(connections: int) -> None:
+def allow_files(connections: int) -> None:
     """Raise the soft limit on open files to what is needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + _SPARE_FILES

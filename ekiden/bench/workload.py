@@ -54,13 +54,15 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     """Requests without end, drawn from ``seed``.
 
     Of several shapes each request takes one at random. The first ``shared_prefix`` tokens of a
-    prompt are those of one of ``prefixes`` beginnings.
+    prompt are those of one of ``prefixes`` beginnings. Another ``salt`` gives other texts of the
+    same lengths, which no cache knows.
     """
 
     shapes: tuple[Shape, ...]
     shared_prefix: int = 0
     prefixes: int = 1
     seed: int = 0
+    salt: str = ""
 
     def __post_init__(self) -> None:
         shortest = min(shape.prompt for shape in self.shapes)
@@ -73,11 +75,11 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     def ask(self, number: int) -> Ask:
         chance = random.Random(f"{self.seed}/ask/{number}")
         shape = chance.choice(self.shapes)
-        own = Piece(f"{self.seed}/own/{number}", shape.prompt - self.shared_prefix)
+        own = Piece(f"{self.salt}/{self.seed}/own/{number}", shape.prompt - self.shared_prefix)
         if not self.shared_prefix:
             return Ask(number, (own,), shape.output)
         which = chance.randrange(self.prefixes)
-        prefix = Piece(f"{self.seed}/prefix/{which}", self.shared_prefix)
+        prefix = Piece(f"{self.salt}/{self.seed}/prefix/{which}", self.shared_prefix)
         return Ask(number, (prefix, own), shape.output)
 
     @property

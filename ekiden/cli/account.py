@@ -57,9 +57,9 @@ def _transfer(ours: dict[str, Any]) -> list[tuple[str, str]]:
         if ours.get(key)
     ]
     if moved := transfer.get("bytes"):
-        rate = moved / transfer["seconds"] / 1e6 if transfer.get("seconds") else 0.0
-        took = _ms(float(transfer.get("seconds", 0)))
-        rows.append(("KV moved", f"{moved / 1e6:.2f} MB in {took} ({rate:.0f} MB/s)"))
+        span = _ms(float(transfer.get("seconds", 0)))
+        # No rate is made of it: while a long prompt's next chunk is computed nothing moves.
+        rows.append(("KV moved", f"{moved / 1e6:.2f} MB, {span} from first to last byte"))
         rows.append(("wire", str(transfer.get("wire") or "unknown")))
     if fetched := transfer.get("fetched_tokens"):
         size = transfer.get("fetched_bytes", 0) / 1e6

@@ -9,25 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ekiden.bench.arrivals import ARRIVALS
 from ekiden.cli.bar import Bar
+from ekiden.cli.bench_config import (
+    DEFAULT_BURST,
+    DEFAULT_COUNT,
+    WORKLOADS,
+    config_of,
+)
 from ekiden.cli.bench_verbs import add_compare, add_mock
 from ekiden.cli.chat import DEFAULT_URL
 from ekiden.cli.command import add_command
 from ekiden.cli.options import at_least, seconds
-from ekiden.core import env
-from ekiden.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from ekiden.bench.result import Result, Slo
-    from ekiden.bench.sweep import BenchConfig, Load
-    from ekiden.bench.trace import Traced
-    from ekiden.bench.workload import Drawn
+    from ekiden.bench.result import Result
 
-WORKLOADS = ("short-short", "short-long", "long-short", "long-long", "mixed")
-ARRIVALS = ("poisson", "constant", "burst")
 ENDPOINTS = ("completions", "chat")
 SLO_PARTS = ("ttft", "tpot", "e2e")
-DEFAULT_COUNT = 100
 
 _EXAMPLES = """examples:
   ekiden bench                                       8 at a time against a local gateway
@@ -87,8 +86,10 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         "hash_ids")  # fmt: skip
     add("--max-model-len", type=at_least(0), default=0, metavar="N",
         help="leave out requests of the trace with more tokens (default: 0, none)")  # fmt: skip
+    add("--repeat-prompts", action="store_true",
+        help="ask what an earlier run asked, which a prefix cache may know")  # fmt: skip
     add("--seed", type=at_least(0), default=0, metavar="N",
-        help="of lengths, texts and arrivals (default: 0)")  # fmt: skip
+        help="of lengths and arrivals (default: 0)")  # fmt: skip
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -101,8 +102,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="replay faster or slower, a level for each (default: 1)")  # fmt: skip
     add("--arrival", choices=ARRIVALS, default=ARRIVALS[0],
         help=f"of an open loop (default: {ARRIVALS[0]})")  # fmt: skip
-    add("--burst-size", type=at_least(1), default=8, metavar="N",
-        help="requests at once, with --arrival burst (default: 8)")  # fmt: skip
+    add("--burst-size", type=at_least(1), default=DEFAULT_BURST, metavar="N",
+        help=f"requests at once, with --arrival burst (default: {DEFAULT_BURST})")  # fmt: skip
     add("--num-prompts", type=at_least(1), metavar="N",
         help=f"requests of a level (default: {DEFAULT_COUNT}, or what --duration or the trace "
         "gives)")  # fmt: skip
@@ -133,7 +134,7 @@ def _run(args: argparse.Namespace) -> int:
     from ekiden.bench.sweep import run
     from ekiden.bench.table import table
 
-    config = _config(args)
+    config = config_of(args)
     bar = Bar(unit=lambda total: f"{total} requests")
     so_far: list[Result] = []
     try:
@@ -158,83 +159,6 @@ def _write(args: argparse.Namespace, result: Result) -> None:
         if path is not None:
             write(path, result)
             print(f"written: {path}", file=sys.stderr)
-
-
-def _config(args: argparse.Namespace) -> BenchConfig:
-    from ekiden.bench.asking import Dialect
-    from ekiden.bench.sweep import BenchConfig
-
-    workload, name = _workload(args)
-    return BenchConfig(
-        url=args.base_url,
-        model=args.model,
-        api_key=args.api_key or env.api_key(),
-        dialect=Dialect(endpoint=args.endpoint, ignore_eos=args.ignore_eos, extra=args.extra_body),
-        tokenizer=args.tokenizer,
-        workload=workload,
-        workload_name=name,
-        loads=_loads(args),
-        arrival="trace" if args.trace else args.arrival,
-        burst=args.burst_size,
-        seed=args.seed,
-        count=_count(args),
-        duration_s=args.duration,
-        warmups=args.num_warmups,
-        processes=args.processes,
-        max_in_flight=args.max_in_flight,
-        timeout_s=args.timeout,
-        slo=_limits(args.slo),
-    )
-
-
-def _workload(args: argparse.Namespace) -> tuple[Drawn | Traced, str]:
-    """What is asked, and its name."""
-    from ekiden.bench.trace import Traced
-    from ekiden.bench.workload import NAMED, Drawn, Shape
-
-    if args.trace:
-        traced = Traced(path=args.trace, max_len=args.max_model_len, seed=args.seed)
-        return traced, f"trace {Path(args.trace).name}, {traced.size} requests"
-    shapes = tuple(
-        Shape(args.prompt_tokens or shape.prompt, args.output_tokens or shape.output)
-        for shape in NAMED[args.workload]
-    )
-    drawn = Drawn(
-        shapes=shapes,
-        shared_prefix=args.shared_prefix_tokens,
-        prefixes=args.prefixes,
-        seed=args.seed,
-    )
-    lengths = ", ".join(f"{shape.prompt}/{shape.output}" for shape in dict.fromkeys(shapes))
-    shared = f", {args.shared_prefix_tokens} tokens shared" if args.shared_prefix_tokens else ""
-    return drawn, f"{args.workload} ({lengths}{shared})"
-
-
-def _loads(args: argparse.Namespace) -> tuple[Load, ...]:
-    from ekiden.bench.sweep import Load
-
-    if args.rate and (args.concurrency or args.trace):
-        other = "--concurrency" if args.concurrency else "--trace"
-        raise SetupError(f"--rate and {other} each say when requests are sent: choose one")
-    if math.inf in args.rate and not args.num_prompts:
-        raise SetupError("--rate inf sends all requests at once: say how many with --num-prompts")
-    if args.rate:
-        return tuple(Load(kind="rate", value=value) for value in args.rate)
-    if args.trace and not args.concurrency:
-        return tuple(Load(kind="trace", value=value) for value in args.trace_speed)
-    return tuple(Load(kind="concurrency", value=value) for value in args.concurrency or (8,))
-
-
-def _count(args: argparse.Namespace) -> int:
-    if args.num_prompts or args.duration or (args.trace and not args.concurrency):
-        return args.num_prompts or 0
-    return DEFAULT_COUNT
-
-
-def _limits(parts: dict[str, float]) -> Slo:
-    from ekiden.bench.result import Slo
-
-    return Slo(**{f"{name}_ms": value for name, value in parts.items()})
 
 
 def _several(parse: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:

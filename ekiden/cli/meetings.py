@@ -7,6 +7,7 @@ one joins later.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ AT_START_S = 3.0
 """How long the start waits for the pools to meet."""
 LOOK_S = 0.05
 LATER_LOOK_S = 1.0
+LOOK_BYTES = 1 << 20
+"""Of a log, at most, at one look."""
 
 
 class Meetings:
@@ -52,11 +55,22 @@ class Meetings:
                     console.say(f"  {name:<10} {line}")
 
     def _unread(self, child: Child) -> str:
-        """Whole lines only: one that is being written is read the next time."""
-        with child.log.open("rb") as log:
-            log.seek(self._read[child.spec.name])
-            text, ends, _ = log.read().rpartition(b"\n")
-        self._read[child.spec.name] += len(text) + len(ends)
+        """Whole lines only: one that is being written is read the next time. A log may be emptied
+        or moved away while the service runs."""
+        name = child.spec.name
+        try:
+            with child.log.open("rb") as log:
+                if os.fstat(log.fileno()).st_size < self._read[name]:
+                    self._read[name] = 0
+                log.seek(self._read[name])
+                chunk = log.read(LOOK_BYTES)
+        except OSError:
+            self._read[name] = 0
+            return ""
+        text, ends, _ = chunk.rpartition(b"\n")
+        if not ends and len(chunk) == LOOK_BYTES:  # no line of a meeting is so long
+            text = chunk
+        self._read[name] += len(text) + len(ends)
         return text.decode(errors="replace")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ekiden.cli.kv_options import shared_folder, wires
+from ekiden.cli.kv_options import wires
 from ekiden.core import env
 from ekiden.core.config import (
     KV_CACHE_DTYPES,
@@ -238,7 +238,6 @@ SERVICE_OPTIONS = (
     Option(
         flags=("--kv-shm-dir",),
         field="kv_shm_dir",
-        parse=shared_folder,
         metavar="DIR",
         help="folder that the containers of one host share, for the shm wire; processes outside of "
         "containers need none",

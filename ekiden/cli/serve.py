@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ekiden.cli.command import MODEL_HELP, SERVED_NAME_HELP, add_command
+from ekiden.cli.kv_options import check_shared_folder
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
     ENGINE_OPTIONS,
@@ -229,6 +230,7 @@ def gateway_config(args: argparse.Namespace, models: dict[str, Path]) -> Gateway
 
 
 def _run_worker(args: argparse.Namespace) -> int:
+    check_shared_folder(args.kv_shm_dir)
     name = name_of(args.model, args.served_model_name)
     config = service_config(args, resolve(args.model), name)
     if args.role == "prefill":

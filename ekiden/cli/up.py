@@ -24,6 +24,7 @@ from ekiden.cli import console, redis_server
 from ekiden.cli.chat import ask, first_model, open_client
 from ekiden.cli.command import DEFAULT_MODEL, MODEL_HELP, SERVED_NAME_HELP, add_command
 from ekiden.cli.deployment import Deployment, Pool, check_model, gateway_url
+from ekiden.cli.kv_options import check_shared_folder
 from ekiden.cli.meetings import Meetings
 from ekiden.cli.models import resolve
 from ekiden.cli.options import (
@@ -163,6 +164,7 @@ def threads_for(pools: Sequence[Pool], cores: int) -> int:
 def _run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     check_address(args.host, args.port)
+    check_shared_folder(args.kv_shm_dir)
     if url := redis_url(args):
         asyncio.run(redis_server.check_url(url))
     plan = deployment(args, resolve(args.model))

@@ -36,7 +36,7 @@ class Service(msgspec.Struct, frozen=True):
     replicas: list[Share]
     fallbacks: dict[str, int]
     wires: dict[str, int]
-    gauges: dict[str, Spread]
+    gauges: dict[str, dict[str, Spread]]
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def situations(name: str, run: Run) -> Iterator[Situation]:
             seconds=level.duration_s,
             answers=_answers(level),
             replicas=tuple(_replicas(service)) if service else (),
-            in_flight=_gauge(service, "requests in flight").mean if service else None,
+            in_flight=_gauge(service, "requests in flight", "").mean if service else None,
             client=Client(
                 cpu_share=level.client_cpu_share, lag_p99_s=level.schedule_lag_ms.p99 / 1000
             ),
@@ -113,8 +113,8 @@ def _times(spread: Spread) -> Times:
 
 def _replicas(service: Service) -> Iterator[Replica]:
     for share in service.replicas:
-        running = _gauge(service, f"requests running {share.replica}")
-        kv = _gauge(service, f"KV in use {share.replica}")
+        running = _gauge(service, "requests running", share.replica)
+        kv = _gauge(service, "KV in use", share.replica)
         yield Replica(
             id=share.replica,
             role=share.role,
@@ -122,20 +122,21 @@ def _replicas(service: Service) -> Iterator[Replica]:
             pp=share.pp,
             readings=running.count,
             running=running.mean,
-            waiting=_gauge(service, f"requests waiting {share.replica}").mean,
+            waiting=_gauge(service, "requests waiting", share.replica).mean,
             kv_share=kv.mean,
             kv_peak=kv.max,
-            collective_share=_gauge(service, f"communication share {share.replica}").mean,
+            collective_share=_gauge(service, "communication share", share.replica).mean,
             stage_idle=tuple(_idle(service, share.replica)),
         )
 
 
 def _idle(service: Service, replica: str) -> Iterator[float]:
+    stages = service.gauges.get("stage idle", {})
     stage = 0
-    while (name := f"stage idle {replica} {stage}") in service.gauges:
-        yield service.gauges[name].mean
+    while (where := f"{replica} {stage}") in stages:
+        yield stages[where].mean
         stage += 1
 
 
-def _gauge(service: Service, name: str) -> Spread:
-    return service.gauges.get(name, Spread())
+def _gauge(service: Service, what: str, where: str) -> Spread:
+    return service.gauges.get(what, {}).get(where, Spread())

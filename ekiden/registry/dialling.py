@@ -10,46 +10,72 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from aiohappyeyeballs import start_connection
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
 
 Addresses = list[tuple[int, int, int, str, Any]]
 """What ``socket.getaddrinfo`` gives."""
 
-_under_way: dict[tuple[str, int], Future[Addresses]] = {}
+FRESH_S = 5.0
+"""How long an answer is kept for the next try: a lookup may take longer than a try waits for it."""
+HEAD_START_S = 0.1
+"""Of an address, before the host's next one is tried as well."""
+
+
+class _Lookup:
+    """One question to the name server, and its answer."""
+
+    def __init__(self) -> None:
+        self.found: Future[Addresses] = Future()
+        self.found.set_running_or_notify_cancel()
+        self.until = float("inf")
+
+    def ask(self, host: str, port: int) -> None:
+        addresses: Addresses = []
+        failure: OSError | None = None
+        try:
+            addresses += socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            failure = OSError(f"{host} is not known: {error}")
+        self.until = time.monotonic() + FRESH_S
+        if failure is None:
+            self.found.set_result(addresses)
+        else:
+            forget(host, port, self.found)
+            self.found.set_exception(failure)
+
+
+_lookups: dict[tuple[str, int], _Lookup] = {}
+"""Under way, or with an answer that no connection has been made of or was refused by yet."""
 _lock = threading.Lock()
 
 
 def lookup(host: str, port: int) -> Future[Addresses]:
-    """The lookup of ``host`` that is under way, or a new one in a thread that nobody waits for when
-    the process ends. It ends in OSError if the name is not known."""
+    """The lookup of ``host`` that is under way or has just ended, or a new one in a thread that
+    nobody waits for when the process ends. It ends in OSError if the name is not known."""
     with _lock:
-        if (known := _under_way.get((host, port))) is not None:
-            return known
-        found = _under_way[host, port] = Future()
-    found.set_running_or_notify_cancel()
-    threading.Thread(
-        target=_look_up, args=(host, port, found), name=f"lookup-{host}", daemon=True
-    ).start()
-    return found
+        known = _lookups.get((host, port))
+        if known is not None and time.monotonic() < known.until:
+            return known.found
+        new = _Lookup()
+        threading.Thread(
+            target=new.ask, args=(host, port), name=f"lookup-{host}", daemon=True
+        ).start()
+        _lookups[host, port] = new
+    return new.found
 
 
-def _look_up(host: str, port: int, found: Future[Addresses]) -> None:
-    addresses: Addresses = []
-    failure: OSError | None = None
-    try:
-        addresses += socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        failure = OSError(f"{host} is not known: {error}")
+def forget(host: str, port: int, found: Future[Addresses]) -> None:
+    """The next to ask asks the name server."""
     with _lock:
-        del _under_way[host, port]
-    if failure is None:
-        found.set_result(addresses)
-    else:
-        found.set_exception(failure)
+        known = _lookups.get((host, port))
+        if known is not None and known.found is found:
+            del _lookups[host, port]
 
 
 async def dial(host: str, port: int) -> socket.socket:
@@ -58,22 +84,15 @@ async def dial(host: str, port: int) -> socket.socket:
     Raises:
         OSError: there is none.
     """
-    addresses = await asyncio.shield(asyncio.wrap_future(lookup(host, port)))
-    failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in addresses:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            failure = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise failure
+    found = lookup(host, port)
+    addresses = await asyncio.wrap_future(found)  # under way: whoever leaves cannot cancel it
+    try:
+        sock = await start_connection(addresses, happy_eyeballs_delay=HEAD_START_S)
+    except OSError:
+        forget(host, port, found)
+        raise
+    forget(host, port, found)
+    return sock
 
 
 class _Dialled:

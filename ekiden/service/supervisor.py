@@ -73,7 +73,11 @@ class Child:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def tail(self, lines: int = 15) -> str:
-        text = self.log.read_text(errors="replace").splitlines()
+        """The last of its log; empty if somebody has moved it away."""
+        try:
+            text = self.log.read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
         return "\n".join(text[-lines:])
 
     def signal_group(self, number: int) -> None:

@@ -42,6 +42,7 @@ class Scripted:
         self.bodies: list[dict[str, Any]] = []
         self.connections = 0
         self.tasks: list[asyncio.Task[Any] | None] = []
+        self.asked = asyncio.Event()
         self.gone = asyncio.Event()
         """A client closed a connection."""
 
@@ -54,6 +55,7 @@ class Scripted:
         try:
             while body := await self._request(reader):
                 self.bodies.append(body)
+                self.asked.set()
                 for piece in self.answer(body):
                     writer.write(piece)
                     await writer.drain()

@@ -96,6 +96,18 @@ async def test_a_connection_that_closed_while_idle_costs_no_request():
         assert server.connections == 3
 
 
+async def test_a_server_that_died_over_a_request_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Only a connection that was closed before it could be used costs nothing."""
+    monkeypatch.setattr(http, "LINGER_S", 0.0)
+    async with serving(Scripted([with_length(GOOD)], stays=True)) as server, asker(server.url) as a:
+        assert (await a.ask(a.due(ASK, CLOCK.now()))).ok
+        server.pieces, server.stays = [], False
+        assert (await a.ask(a.due(ASK, CLOCK.now()))).error == "disconnected"
+        assert len(server.bodies) == 2
+
+
 async def test_an_answer_that_ends_with_its_connection_is_whole():
     head = HEAD + b"Connection: close\r\n\r\n"
     async with serving(Scripted([head + GOOD], stays=False)) as server:

@@ -77,13 +77,14 @@ def test_a_line_that_is_none_of_an_event_is_malformed():
         read(b"<html>\n")
 
 
-def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("piece", [b"x" * 100, b"data: " + b"x" * 93 + b"\n"])
+def test_an_event_without_end_is_given_up(piece: bytes, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(events, "MAX_EVENT", 1000)
     lines = EventLines()
     for _ in range(10):
-        list(lines.feed(b"x" * 100))
+        list(lines.feed(piece))
     with pytest.raises(Malformed, match="more than 1000"):
-        list(lines.feed(b"x"))
+        list(lines.feed(piece))
 
 
 @pytest.mark.parametrize("error", [{"message": "out of blocks"}, "out of blocks"])

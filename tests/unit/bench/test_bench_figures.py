@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ekiden.bench.figures import spread
 from ekiden.bench.record import Account
 from ekiden.bench.result import Slo
-from ekiden.bench.service import service
+from ekiden.bench.service import Gauges, service
 
 
 def test_times_count_from_the_scheduled_moment_and_from_sending_too():
@@ -128,3 +128,18 @@ def test_our_services_tell_sources_balance_phases_and_wires():
 
 def test_of_another_server_there_is_nothing_to_tell():
     assert service([record()], {}) is None
+
+
+def test_gauges_are_kept_by_name_and_replica_and_others_are_let_be():
+    gauges = Gauges()
+    for used in (0.25, 0.75):
+        gauges.read(
+            f'ekiden_kv_used_ratio{{replica="d-1"}} {used}\n'
+            f'ekiden_stage_idle_ratio{{replica="d-1",stage="2"}} 0.5\n'
+            "ekiden_gateway_in_flight 3\npython_gc_objects 9\n"
+        )
+    found = gauges.spreads()
+    assert set(found) == {"KV in use", "stage idle", "requests in flight"}
+    assert found["KV in use"]["d-1"].mean == 0.5
+    assert found["stage idle"]["d-1 2"].max == 0.5
+    assert found["requests in flight"][""].count == 2

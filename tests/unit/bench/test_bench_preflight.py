@@ -43,7 +43,7 @@ async def look(url: str, *, endpoint: str = "completions", tokenizer: Path | Non
     server = Server(Address(url), api_key="", clock=MonotonicClock())
     try:
         return await preflight.find(
-            server, Dialect(endpoint=endpoint), model="m", timeout_s=5.0, tokenizer=tokenizer
+            server, Dialect(endpoint=endpoint), model="m", timeout_s=30.0, tokenizer=tokenizer
         )
     finally:
         await server.close()

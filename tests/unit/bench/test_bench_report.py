@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ekiden.bench import charts, csv, html
 from ekiden.bench.axis import by_decades, from_zero, through
-from ekiden.bench.result import Result, Slo
-from ekiden.bench.table import table
+from ekiden.bench.result import ReplicaShare, Result, Service, Slo, Spread
+from ekiden.bench.table import service_lines, table
 
 LEVELS = [
     level_of(
@@ -37,6 +37,32 @@ def test_the_table_has_a_row_a_level_and_every_failure_below():
     assert [line.split("  ")[0] for line in lines[3:6]] == ["rate 1.0", "rate 2.0", "rate 16.0"]
     assert "500" in lines[3]
     assert "note: rate 1.0: 1 failed, timeout: <too> long" in lines
+
+
+def test_what_our_services_told_stands_below_without_what_was_nothing():
+    told = Service(
+        prompt_sources={"decode_cache": 25, "prefill_computed": 75, "prefill_cache": 0},
+        phases_ms={"queue": Spread(count=1, mean=8.0)},
+        replicas=[
+            ReplicaShare(role=role, replica=name, requests=1, tokens=1)
+            for role, name in (("prefill", "p-0"), ("decode", "d-0"), ("decode", "d-1"))
+        ],
+        imbalance={"prefill": 1.0, "decode": 1.25},
+        fallbacks={"local_prefill": 2},
+        wires={"shm": 3_000_000},
+        gauges={
+            "KV in use": {"d-0": Spread(mean=0.25, max=0.5), "d-1": Spread()},
+            "requests waiting": {"d-0": Spread()},
+        },
+    )
+    assert list(service_lines(told)) == [
+        "prompt tokens from decode cache 25%, prefill computed 75%",
+        "mean ms of queue 8.00",
+        "2 decode replicas, the busiest had 1.25 of the mean",
+        "3.0 MB of KV over shm",
+        "2 served another way: local_prefill",
+        "KV in use (mean, most): d-0 0.25, 0.5",
+    ]
 
 
 def test_the_csv_has_a_line_a_level_with_named_figures(tmp_path: Path):

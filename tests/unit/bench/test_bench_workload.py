@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tiny_tokenizers import byte_level
 
 from ekiden.bench.trace import Traced
@@ -71,6 +72,15 @@ def test_a_request_is_the_same_whoever_makes_it_and_another_seed_gives_another()
     asks = [Drawn(shapes=NAMED["mixed"], seed=seed).ask(7) for seed in (1, 1, 2)]
     assert words(asks[0].pieces) == words(asks[1].pieces)
     assert words(asks[0].pieces) != words(asks[2].pieces)
+
+
+def test_another_salt_gives_other_texts_of_the_same_lengths(trace: Path):
+    for kind in (Drawn(shapes=NAMED["mixed"], shared_prefix=9), Traced(path=str(trace))):
+        for number in range(3):
+            plain, salted = (k.ask(number) for k in (kind, replace(kind, salt="x")))
+            assert [p.tokens for p in plain.pieces] == [p.tokens for p in salted.pieces]
+            assert plain.output == salted.output
+            assert words(plain.pieces)[:12] != words(salted.pieces)[:12]
 
 
 def test_as_many_beginnings_as_asked_for():

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from ekiden.cli import kv_options
+from ekiden.cli.kv_options import check_shared_folder
 from ekiden.cli.main import build_parser, main
 from ekiden.cli.options import size, speculative
 from ekiden.cli.serve import gateway_config, gateway_models, service_config
 from ekiden.core.config import EngineConfig, ServiceConfig, SpeculativeConfig
+from ekiden.core.errors import SetupError
 
 MODEL = Path("/models/m")
 
@@ -118,9 +120,9 @@ def test_vllms_spelling_of_the_kv_memory_is_understood_too():
     assert worker("--kv-cache-memory-bytes", "3MiB") == worker("--kv-cache-memory", "3MiB")
 
 
-@pytest.mark.parametrize("text", ["auto", "tcp", "shm,ucx,tcp", "tcp,shm"])
+@pytest.mark.parametrize("text", ["auto", "tcp", "shm,ucx,tcp", "tcp, shm"])
 def test_wires_are_auto_or_names(text: str):
-    assert worker("--kv-transport", text).kv_transport == text
+    assert worker("--kv-transport", text).kv_transport == text.replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -143,21 +145,38 @@ def test_wires_that_cannot_be_are_refused_before_a_model_is_loaded(
     assert words in capsys.readouterr().err
 
 
-def test_a_shared_folder_must_be_there_and_be_ours(tmp_path: Path, capsys: Any):
-    assert worker("--kv-shm-dir", str(tmp_path)).kv_shm_dir == str(tmp_path)
-    assert worker().kv_shm_dir == ""
-    with pytest.raises(SystemExit):
-        worker("--kv-shm-dir", str(tmp_path / "nowhere"))
-    assert "nowhere' is not a folder: make it first, or mount it" in capsys.readouterr().err
+@pytest.mark.parametrize("command", [("serve", "decode", "--model"), ("up",)])
+def test_a_shared_folder_that_is_not_there_is_refused_before_the_model_is_looked_for(
+    command: tuple[str, ...], tmp_path: Path, capsys: Any
+):
+    gone = str(tmp_path / "nowhere")
+    assert main([*command, str(tmp_path / "model"), "--kv-shm-dir", gone]) == 2
+    assert f"--kv-shm-dir {gone} is not a folder: make it first, or mount it" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_shared_folder_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(kv_options.os, "access", lambda path, mode: False)
-    with pytest.raises(SystemExit):
-        worker("--kv-shm-dir", str(tmp_path))
-    assert f"cannot be written by user {os.geteuid()}" in capsys.readouterr().err
+    with pytest.raises(SetupError, match=f"cannot be written by user {os.geteuid()}"):
+        check_shared_folder(str(tmp_path))
+
+
+def test_a_shared_folder_in_which_no_socket_can_be_made_is_refused(tmp_path: Path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for folder, why in {
+        str(long): "no socket can be made there: AF_UNIX path too long",
+        "/proc/self/fd": "no socket can be made there|cannot be written",
+        str(tmp_path / ("x" * 300)): "is not a folder",
+    }.items():
+        with pytest.raises(SetupError, match=why):
+            check_shared_folder(folder)
+    check_shared_folder(str(tmp_path))
+    check_shared_folder("")
+    assert [path.name for path in tmp_path.iterdir()] == ["x" * 100]
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,31 @@ def test_a_line_is_told_once_and_only_when_it_is_whole(decode: Any, capsys: Any)
     append(decode, line)
     told.tell_new()
     assert capsys.readouterr().out.count("prefill-0 takes shm 1.50 GB/s") == 1
+
+
+def test_a_log_that_is_emptied_or_moved_away_is_read_on(decode: Any, capsys: Any) -> None:
+    told = Meetings([decode], 1)
+    append(decode, takes("prefill-0") + takes("prefill-1"))
+    told.tell_new()
+    decode.log.write_text("")
+    append(decode, takes("prefill-2"))
+    told.tell_new()
+    decode.log.rename(decode.log.with_suffix(".1"))
+    told.tell_new()
+    append(decode, takes("prefill-3"))
+    told.tell_new()
+    shown = capsys.readouterr().out
+    assert [shown.count(f"prefill-{n} takes") for n in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_line_without_an_end_is_passed_over(
+    decode: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meetings, "LOOK_BYTES", 1000)
+    told = Meetings([decode], 1)
+    with decode.log.open("wb") as log:
+        log.write(b"\xff" * 2500)
+    append(decode, "\n" + takes("prefill-0"))
+    for _ in range(4):
+        told.tell_new()
+    assert capsys.readouterr().out.count("prefill-0 takes") == 1

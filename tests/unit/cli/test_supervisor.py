@@ -109,6 +109,8 @@ async def test_death_before_ready_is_told_at_once_with_the_last_words(tmp_path: 
     with pytest.raises(ChildDied, match="bad ended: exit code 2") as died:
         await supervisor.wait_ready(children, TIMEOUT_S, lambda child: None)
     assert died.value.child.tail() == "no such model"
+    died.value.child.log.unlink()
+    assert died.value.child.tail() == ""
     await supervisor.close(asyncio.Event())
 
 

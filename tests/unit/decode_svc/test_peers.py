@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +77,33 @@ async def test_one_that_has_forgotten_us_is_met_again(monkeypatch: pytest.Monkey
     await meetings.peers.meet(CANDIDATE)
     assert meetings.count == 2
     await meetings.peers.close()
+
+
+async def test_a_meeting_that_fails_when_all_who_waited_have_left_is_no_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its replica left the registry in mid-measurement, or this service is ending."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    meetings = Meetings(monkeypatch, None)
+    measured = asyncio.Event()
+
+    async def introduce(*_: Any) -> PrefillPeer:
+        await measured.wait()
+        raise NoWire("nothing came")
+
+    monkeypatch.setattr(meetings.peers, "_introduce", introduce)
+    waiting = asyncio.ensure_future(meetings.peers.meet(CANDIDATE))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    del waiting  # and with it whatever it waited for
+    measured.set()
+    while meetings.peers._meeting:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
 
 
 class Pool:

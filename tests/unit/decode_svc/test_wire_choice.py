@@ -22,6 +22,7 @@ TOKEN = 1024
         ({"shm": 2e9, "ucx": 2.1e9}, "shm"),  # not clearly faster: a short measurement is not exact
         ({"shm": 2e9, "ucx": 2.3e9}, "ucx"),
         ({"ucx": 1e9, "tcp": 2e9, "nixl": 2.1e9}, "tcp"),
+        ({"shm": 0.0, "ucx": 2e9}, "shm"),  # unmeasured: nobody knows that it is slower
         ({"shm": 0.0, "ucx": 0.0}, "shm"),  # there was no room to measure: the better by nature
     ],
 )
@@ -37,10 +38,29 @@ def test_the_fastest_is_taken_and_the_earlier_where_they_are_alike(
         (Measured("shm", 7.934e9), "shm 7.93 GB/s"),
         (Measured("tcp", 1.25e6), "tcp 1.2 MB/s"),
         (Measured("ucx"), "ucx (not measured)"),
+        (Measured("ucx", 1e7, sure=False), "ucx (no room to measure)"),
     ],
 )
 def test_a_rate_is_told_in_the_unit_that_shows_it(measured: Measured, told: str) -> None:
     assert str(measured) == told
+
+
+async def test_a_block_or_two_do_not_tell_how_fast_a_wire_is() -> None:
+    """Decode's pool is full of what it may need again: hardly a block was free to measure with."""
+
+    async def probe(tokens: int) -> Arrived:
+        return Arrived(session=1, bytes=16 * TOKEN, seconds=3e-4, wire="shm")
+
+    assert await measure(probe, TOKEN) == (pytest.approx(16 * TOKEN / 3e-4), False)
+
+    async def throttled(tokens: int) -> Arrived:
+        return Arrived(session=1, bytes=16 * TOKEN, seconds=0.5, wire="shm")
+
+    assert await measure(throttled, TOKEN) == (pytest.approx(16 * TOKEN / 0.5), True)
+    alike = [Measured("shm", 4e7, sure=False), Measured("tcp", 1e8, sure=False)]
+    assert fastest(alike) == alike[0]
+    assert fastest([alike[0], Measured("tcp", 2e9)]) == alike[0]
+    assert fastest([Measured("shm", 1e9), alike[1], Measured("tcp", 2e9)]).bytes_per_s == 2e9
 
 
 class Moments:
@@ -65,7 +85,7 @@ async def rate_of(moments: Moments) -> float:
     async def probe(tokens: int) -> Arrived:
         return await moments.probe(None, None, "tcp", tokens)
 
-    return await measure(probe, TOKEN)
+    return (await measure(probe, TOKEN))[0]
 
 
 async def test_a_first_probe_that_waits_for_connections_does_not_decide() -> None:
@@ -118,6 +138,15 @@ async def test_shared_memory_that_stays_slower_than_a_wire_is_warned_of(
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(said) == 1
     assert "KV from prefill-0: one host, yet shm 0.20 GB/s is not the fastest" in said[0]
+
+
+async def test_shared_memory_that_was_named_after_the_wire_that_is_taken_is_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``--kv-transport tcp,shm``: they are alike, and it was measured once."""
+    monkeypatch.setattr(ME, "wires", ("tcp", "shm"))
+    assert (await choose(Moments(tcp=[2.0**30], shm=[2.0**30]))).take.wire == "tcp"
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 async def test_a_wire_that_fails_the_second_time_is_not_taken() -> None:
