@@ -71,10 +71,10 @@ def deployment(decision: Decision, model: str, directory: Path) -> dict[str, str
 
     one_host = decision.asked.devices.hosts == 1
     found = {OVERLAY: overlay(decision, model, directory / OVERLAY)} if one_host else {}
-    for host in range(decision.asked.devices.hosts):
-        lines = "\n".join(f"{line} &" for line in commands(decision, model, host))
+    for number, said in enumerate(commands(decision, model), 1):
+        lines = "\n".join(f"{line} &" for line in said)
         script = _SCRIPT.format(name=decision.chosen.name, lines=lines)
-        found[SERVICES if one_host else f"host{host + 1}-{SERVICES}"] = script
+        found[SERVICES if one_host else f"host{number}-{SERVICES}"] = script
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ekiden.planner.workload import Objectives, Workload
 
 _PERCENTILES = tuple(f"{what}-p{q}" for what in ("ttft", "tpot") for q in (50, 95, 99))
-_SEQUENCES, _CHUNK = 256, 2048
+_CHUNK = 2048
 _LENGTH_STEP = 1024
 
 
@@ -73,8 +73,8 @@ def _add_devices(group: Any) -> None:
     group.add_argument("--hosts", type=int, metavar="N", default=1, help="default: 1")
     group.add_argument(
         "--interconnect", metavar="LINK", default="auto",
-        help="within a host: nvlink or pcie (default: auto, nvlink where the GPU has it for more "
-        "than a pair)",
+        help="within a host: nvlink, pcie, or pcie-p2p where GPUs reach one another through a "
+        "switch (default: auto, nvlink where the GPU has it for more than a pair, else pcie)",
     )  # fmt: skip
     group.add_argument(
         "--network-gbps", type=positive, metavar="GBPS", default=None,
@@ -155,8 +155,8 @@ def _add_engine(group: Any) -> None:
         help="tokens of prompt and output together (default: the workload's longest, in thousands)",
     )  # fmt: skip
     group.add_argument(
-        "--max-num-seqs", type=at_least(1), metavar="N", default=_SEQUENCES,
-        help=f"sequences in one step (default: {_SEQUENCES})",
+        "--max-num-seqs", type=at_least(1), metavar="N",
+        help="sequences in one step (default: of 64 to 1024 what KV has room for)",
     )  # fmt: skip
     group.add_argument(
         "--max-num-batched-tokens", type=at_least(1), metavar="N", default=_CHUNK,
@@ -183,8 +183,8 @@ def question(args: argparse.Namespace) -> Asked:
     from ekiden.planner.catalogue import geometry
     from ekiden.planner.devices import devices
     from ekiden.planner.hardware import gpu, gpus
-    from ekiden.planner.options import Asked
-    from ekiden.planner.precision import kv_format, weight_format
+    from ekiden.planner.options import Asked, offered
+    from ekiden.planner.precision import kv_format
     from ekiden.planner.profiles import profile
 
     if not args.model:
@@ -213,7 +213,7 @@ def question(args: argparse.Namespace) -> Asked:
         calibration=told,
         profile=profile(args.engine),
         own=own,
-        formats=tuple(form for form in map(weight_format, names) if form.bits < own.bits),
+        formats=offered(names, own, card),
         kv_dtype=args.kv_cache_dtype,
         limits=limits,
         sequences=args.concurrency,

@@ -10,7 +10,7 @@ WIDTH = 100
 _SHOWN = 14
 """Options that lost which are shown; ``--json`` has all of them."""
 _COMMANDS = 2
-"""Command lines of a host which are shown where there are many."""
+"""Command lines of a host which are shown where there are many, and hosts."""
 _FEW_KINDS = 4
 """Kinds of requests which are each shown."""
 _GIB = 1 << 30
@@ -165,9 +165,9 @@ def _parts(label: str, split: dict[str, float]) -> str:
 def _cost(plan: dict[str, Any]) -> Iterator[str]:
     cost, chosen = plan["cost"], plan["chosen"]
     asked_for = plan["asked"]["workload"]["rate"]
-    served = "asked for" if asked_for else "the most within the objectives"
+    served = "asked for" if asked_for and plan["met"] else "the most within the objectives"
     written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
-    yield f"  {chosen['rate']:.3g} requests/s ({served}), {written}"
+    yield f"  {_figure(chosen['rate'])} requests/s ({served}), {written}"
     line = f"  {chosen['gpus']} GPU-hours an hour"
     if cost["gpu_hours_per_million_tokens"] is not None:
         line += f", {cost['gpu_hours_per_million_tokens']:.3g} for a million tokens written"
@@ -177,6 +177,10 @@ def _cost(plan: dict[str, Any]) -> Iterator[str]:
         if cost["price_per_million_tokens"] is not None:
             money += f", {cost['price_per_million_tokens']:.3g} for a million tokens written"
         yield money
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _failure(plan: dict[str, Any]) -> str:
@@ -218,13 +222,15 @@ def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
         yield _wrapped(f"{deploy['blocked']}.")
         return
     hosts = [lines for lines in deploy["hosts"] if lines]
-    for number, lines in enumerate(hosts, 1):
+    for number, lines in enumerate(hosts[:_COMMANDS], 1):
         if len(hosts) > 1:
             yield f"  on host {number}:"
         for line in lines[:_COMMANDS] if len(lines) > _COMMANDS + 1 else lines:
             yield _command(line)
         if len(lines) > _COMMANDS + 1:
             yield f"  ... {len(lines) - _COMMANDS} more: --out DIR writes all of them"
+    if len(hosts) > _COMMANDS:
+        yield f"  ... and {len(hosts) - _COMMANDS} more hosts"
 
 
 def _command(line: str) -> str:
@@ -245,7 +251,8 @@ def _certainty(plan: dict[str, Any]) -> list[str]:
     found = f"Latency by the calibration {sure['calibration']}: {sure['source']}"
     if sure["median_error_tpot"] is not None:
         found += f"; its median error of TPOT there is {sure['median_error_tpot']:.1%}"
-    sentences = [f"{found}. It has not been measured on these machines."]
+    elsewhere = " It has not been measured on these machines." if sure["shipped"] else ""
+    sentences = [f"{found}.{elsewhere}"]
     if sure["recalled"]:
         sentences.append(
             f"Not checked against a data sheet for this GPU: {', '.join(sure['recalled'])}."

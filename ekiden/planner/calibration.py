@@ -31,7 +31,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compute_share: float
     """Of the dense 16-bit peak, in matrix products of a long prompt."""
     small_share: float
-    """Of the dense 8-bit peak, in those of a format that multiplies in eight bits."""
+    """Of the dense 8-bit or 4-bit peak, in those of a format that multiplies so."""
     attention_share: float
     """Of the 16-bit peak, in the scores of attention."""
     layer_s: float
@@ -61,6 +61,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """All-reduce over PCIe, of no bytes, for each rank."""
     pcie_share: float = 0.96
     """Of one PCIe link's rate, which all ranks of a host share."""
+    pcie_peer_share: float = 0.38
+    """Of one PCIe link's rate, which each rank has for itself where there is peer-to-peer."""
     network_s: float = 25e-6
     """A message between hosts, of no bytes."""
     network_share: float = 0.8
@@ -76,7 +78,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _SHARES = (
     *("memory_share", "kv_share", "compute_share", "small_share", "attention_share"),
     "expert_share",
-    *("nvlink_share", "pcie_share", "network_share", "balance"),
+    *("nvlink_share", "pcie_share", "pcie_peer_share", "network_share", "balance"),
 )
 
 

@@ -19,8 +19,8 @@ from ekiden.planner.precision import WeightFormat
 MARGIN = 0.1
 """Shares of throughput that are taken for equal: the model is not better than that."""
 SPLIT_MARGIN = 0.2
-"""By how much two pools must be better than the best single one: more to run, and nine of ten
-published rows are foretold to within it."""
+"""By how much two pools must be better than the best single one, and stages than none: more to run,
+and nine of ten published rows are foretold to within it."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,11 +31,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[Option, ...]
     aggregated: Option | None
     """The best of one pool, against which two pools were measured; None: none fits."""
+    short: bool = False
+    """The rate that was asked for is more than these GPUs carry, and ``chosen`` carries most."""
 
     @property
     def met(self) -> bool:
         """Whether the objectives are; else ``chosen`` is what comes nearest."""
-        return self.chosen.works
+        return self.chosen.works and not self.short
 
 
 def decide(asked: Asked) -> Decision:
@@ -54,8 +56,11 @@ def decide(asked: Asked) -> Decision:
         working = [option for option in found if option.works]
         if chosen is None and working:
             chosen = best(asked, working)
+    short = False
     if chosen is None:
-        chosen = nearest(everything)
+        most = _most_of_all(asked)
+        short = most is not None
+        chosen = most or nearest(everything)
     ours = [o for o in everything if o.form == chosen.form and o.kind == AGGREGATED]
     working = [o for o in ours if o.works]
     lost = [option for option in everything if option is not chosen]
@@ -64,7 +69,17 @@ def decide(asked: Asked) -> Decision:
         chosen=chosen,
         lost=tuple(lost),
         aggregated=best(asked, working) if working else nearest(ours),
+        short=short,
     )
+
+
+def _most_of_all(asked: Asked) -> Option | None:
+    """What carries the most within the objectives, where a rate was more than that; else None."""
+    if asked.work.rate is None:
+        return None
+    work = msgspec.structs.replace(asked.work, rate=None)
+    found = decide(msgspec.structs.replace(asked, work=work))
+    return found.chosen if found.met else None
 
 
 def check(asked: Asked) -> None:
@@ -123,9 +138,21 @@ def _cheapest(asked: Asked, options: list[Option]) -> Option | None:
         return min(
             options, key=lambda o: (o.gpus, o.failure_domain, _stages(o), o.latency.tpot_p95)
         )
+    whole = [option for option in options if _stages(option) == 1]
+    staged = _most([option for option in options if _stages(option) > 1])
+    found = _most(whole)
+    if found is None or staged is None:
+        return found or staged
+    return staged if staged.rate > found.rate * (1 + SPLIT_MARGIN) else found
+
+
+def _most(options: list[Option]) -> Option | None:
+    """The smallest failure domain of those that serve about as much as the best."""
+    if not options:
+        return None
     most = max(option.rate for option in options)
     close = [option for option in options if option.rate * (1 + MARGIN) >= most]
-    return min(close, key=lambda o: (o.failure_domain, _stages(o), -o.rate))
+    return min(close, key=lambda o: (o.failure_domain, -o.rate))
 
 
 def _stages(option: Option) -> int:

@@ -10,8 +10,10 @@ from ekiden.planner.hardware import Gpu
 from ekiden.planner.memory import card_of
 from ekiden.planner.profiles import Card
 
-NVLINK, PCIE = "nvlink", "pcie"
-INTERCONNECTS = ("auto", NVLINK, PCIE)
+NVLINK, PCIE, PEERS = "nvlink", "pcie", "pcie-p2p"
+INTERCONNECTS = ("auto", NVLINK, PCIE, PEERS)
+"""``pcie-p2p``: GPUs read one another's memory through a switch; ``pcie``: over the host, which all
+of them share."""
 GIGA = 1e9
 
 
@@ -22,7 +24,7 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
     per_host: int = 1
     hosts: int = 1
     interconnect: str = NVLINK
-    """Within a host: ``nvlink`` or ``pcie``."""
+    """Within a host: one of ``INTERCONNECTS`` but ``auto``."""
     network_gbps: float = 12.5
     """Between hosts, for one GPU, each way: GB/s."""
 
@@ -45,7 +47,8 @@ class Devices(msgspec.Struct, frozen=True, kw_only=True):
             return f"network at {self.network_gbps:g} GB/s a GPU"
         if self.has_nvlink(ranks):
             return f"NVLink at {self.gpu.link_gbps:g} GB/s"
-        return f"PCIe at {self.gpu.pcie_gbps:g} GB/s, shared by {ranks}"
+        peers = "peer to peer" if self.interconnect == PEERS else f"shared by {ranks}"
+        return f"PCIe at {self.gpu.pcie_gbps:g} GB/s, {peers}"
 
 
 def devices(
@@ -120,7 +123,10 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         if self.devices.has_nvlink(ranks):
             latency = told.nvlink_s + told.nvlink_rank_s * ranks
             return latency, gpu.link_gbps * GIGA * told.nvlink_share
-        return told.pcie_rank_s * ranks, gpu.pcie_gbps * GIGA * told.pcie_share / ranks
+        rate = gpu.pcie_gbps * GIGA
+        if self.devices.interconnect == PEERS:
+            return told.pcie_rank_s * ranks, rate * told.pcie_peer_share
+        return told.pcie_rank_s * ranks, rate * told.pcie_share / ranks
 
     def all_to_all(self, ranks: int, size: float) -> float:
         """Each rank sends ``size`` bytes, spread evenly over all: what leaves the host takes the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import mul
 
 import msgspec
@@ -35,6 +35,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     stepper: Stepper
     most: int
     """Replicas for which there is room."""
+    fewest: int
+    """Replicas that hold the requests of full length which were asked for."""
     ceiling: float
     """Requests a second of one replica with no time left."""
     prompts: float
@@ -58,6 +60,7 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
     return Server(
         stepper=stepper,
         most=most,
+        fewest=-(-asked.sequences * stepper.memory.limits.max_model_len // stepper.tokens),
         ceiling=1 / (added + full),
         prompts=1 / alone,
         tokens=1 / full,
@@ -77,7 +80,7 @@ def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
     usable = one.most - asked.spare
     count = least(
         lambda n: not with_replicas(n)(asked.work.rate or 0.0).missed(asked.objectives),
-        math.ceil(asked.work.rate / one.ceiling),
+        max(one.fewest, math.ceil(asked.work.rate / one.ceiling)),
         usable,
     )
     latency = with_replicas(max(1, count or usable))(asked.work.rate)
@@ -207,22 +210,30 @@ def _pool(
         found = disaggregated(one.stepper, one.stepper, asked.work, rate, pools)
         return not found.missed(wanted)
 
-    return least(works, math.ceil(rate / alone), one.most - asked.spare)
+    fewest = 1 if prefill else one.fewest
+    return least(works, max(fewest, math.ceil(rate / alone)), one.most - asked.spare)
 
 
 def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:
     """All the GPUs, in the proportion in which neither pool waits for the other."""
     found: list[tuple[float, Pair]] = []
-    total = asked.devices.gpus
-    for p in servers:
-        for d in servers:
-            one, other = p.stepper.replica.layout.gpus, d.stepper.replica.layout.gpus
-            for count in range(1, (total - other) // one + 1):
-                counts = (count, (total - count * one) // other)
-                rate = min(count * p.prompts, counts[1] * d.tokens)
-                found.append((rate, (p, d, counts)))
+    for prefill in servers:
+        for decode in servers:
+            for counts in _shares(asked.devices.gpus, prefill, decode):
+                rate = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
+                found.append((rate, (prefill, decode, counts)))
     found.sort(key=lambda pair: -pair[0])
     return [pair for _, pair in found[:TRIED]]
+
+
+def _shares(gpus: int, prefill: Server, decode: Server) -> Iterator[tuple[int, int]]:
+    """The two ways of sharing the GPUs out that are next to the even one."""
+    one, other = prefill.stepper.replica.layout.gpus, decode.stepper.replica.layout.gpus
+    most = (gpus - other) // one
+    even = int(gpus * decode.tokens / (other * prefill.prompts + one * decode.tokens))
+    for count in {min(max(1, even), most), min(even + 1, most)}:
+        if count > 0:
+            yield count, (gpus - count * one) // other
 
 
 def _gpus(prefill: Server, decode: Server, counts: tuple[int, int]) -> int:

@@ -60,6 +60,7 @@ def workers(decision: Decision) -> Iterator[Worker]:
     free = [list(range(per_host)) for _ in range(decision.asked.devices.hosts)]
     by_size = sorted(pools(decision).items(), key=lambda pool: -pool[1][1].gpus)
     for role, (count, layout) in by_size:
+        said = tuple(options(decision, layout))
         for number in range(1, count + 1):
             host = next((i for i, ids in enumerate(free) if len(ids) >= layout.gpus), None)
             if host is None:
@@ -70,7 +71,7 @@ def workers(decision: Decision) -> Iterator[Worker]:
                 number=number,
                 host=host,
                 gpus=tuple(taken),
-                options=tuple(options(decision, layout)),
+                options=said,
             )
 
 
@@ -92,14 +93,14 @@ def options(decision: Decision, layout: Layout) -> list[str]:
     return found
 
 
-def commands(decision: Decision, model: str, host: int) -> list[str]:
-    """Of one host: a line for each replica, as a shell takes them, and on the first the gateway."""
-    address = ["--host", "0.0.0.0"] if decision.asked.devices.hosts > 1 else []
+def commands(decision: Decision, model: str) -> list[list[str]]:
+    """Of each host: a shell's line for each replica, and on the first host one for the gateway."""
+    hosts: list[list[str]] = [[] for _ in range(decision.asked.devices.hosts)]
+    address = ["--host", "0.0.0.0"] if len(hosts) > 1 else []
     to = ["--model", shlex.quote(model), "--redis", '"$REDIS_URL"', *address]
-    found = [
-        " ".join((f"CUDA_VISIBLE_DEVICES={ids}", "ekiden serve", one.role, *to, *one.options))
-        for one in workers(decision)
-        if one.host == host
-        for ids in (",".join(map(str, one.gpus)),)
-    ]
-    return found if host else [*found, " ".join(("ekiden serve gateway", *to))]
+    for one in workers(decision):
+        cards = f"CUDA_VISIBLE_DEVICES={','.join(map(str, one.gpus))}"
+        words = (cards, "ekiden serve", one.role, *to, *one.options)
+        hosts[one.host].append(" ".join(words))
+    hosts[0].append(" ".join(("ekiden serve gateway", *to)))
+    return hosts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -10,10 +10,11 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices
 from ekiden.planner.geometry import Geometry
+from ekiden.planner.hardware import Gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, show
-from ekiden.planner.precision import WeightFormat
+from ekiden.planner.precision import WeightFormat, weight_format
 from ekiden.planner.profiles import Profile
 from ekiden.planner.serving import Latency
 from ekiden.planner.steps import Stepper
@@ -22,6 +23,10 @@ from ekiden.planner.workload import Objectives, Workload
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 MOST_STAGES = 8
 """Beyond it a pipeline is not considered: the bubble, and stages of a few layers."""
+
+
+USUAL_SEQUENCES, MORE_SEQUENCES, FEWER_SEQUENCES = 256, (512, 1024), (128, 64)
+"""In one step, where nobody says how many: the first, or those where KV has more or less room."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,17 +56,50 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Of a GPU for an hour; None: not known."""
 
     def stepper(self, layout: Layout, form: WeightFormat) -> Stepper:
-        """Of one replica. Raises SetupError later, when its memory is asked for."""
+        """Of one replica, with as many sequences as KV has room for where no limit was stated:
+        each of them takes buffers for sampling, which KV then lacks.
+
+        Raises SetupError later, when its memory is asked for.
+        """
+        if self.limits.max_num_seqs is not None:
+            return self._stepper(layout, form, self.limits)
+        found = self._stepper(layout, form, _with(self.limits, USUAL_SEQUENCES))
+        try:
+            held = self._held(found)
+        except SetupError:
+            return found
+        steps = MORE_SEQUENCES if held > USUAL_SEQUENCES else FEWER_SEQUENCES
+        for sequences in steps:
+            other = self._stepper(layout, form, _with(self.limits, sequences))
+            if min(sequences, self._held(other)) <= min(held, _sequences(found)):
+                break
+            found, held = other, self._held(other)
+        return found
+
+    def _held(self, stepper: Stepper) -> float:
+        """Sequences of the workload for which a DP group has KV."""
+        return stepper.tokens / stepper.memory.dp / self.work.context
+
+    def _stepper(self, layout: Layout, form: WeightFormat, limits: Limits) -> Stepper:
         replica = Replica(
             geometry=self.geometry,
             card=self.devices.card,
             layout=layout,
             weights=form,
             kv_dtype=self.kv_dtype,
-            limits=self.limits,
+            limits=limits,
             profile=self.profile,
         )
         return Stepper(replica, self.devices, self.calibration)
+
+
+def _with(limits: Limits, sequences: int) -> Limits:
+    """The limits with that many sequences, or as many as there are tokens in a step."""
+    return msgspec.structs.replace(limits, max_num_seqs=min(sequences, limits.chunk or sequences))
+
+
+def _sequences(stepper: Stepper) -> int:
+    return stepper.replica.resolved.max_num_seqs
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +151,21 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ROLES = ("prefill", "decode")
+
+
+def offered(names: Iterable[str], own: WeightFormat, gpu: Gpu) -> tuple[WeightFormat, ...]:
+    """Formats that may be proposed: smaller than the model's own, and no FP8 for a GPU without it,
+    where engines hold it as 16 bits.
+
+    Raises:
+        SetupError: a name that is no format.
+    """
+    found = [weight_format(name) for name in names]
+    return tuple(
+        form
+        for form in found
+        if form.bits < own.bits and (gpu.fp8_tflops or not form.name.startswith("fp8"))
+    )
 
 
 def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:

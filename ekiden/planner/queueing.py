@@ -85,17 +85,31 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 _HALVINGS = 30
 
 
+EXACT_SERVERS = 128
+"""Up to which the recursion is taken; beyond, its limit for many servers is as good."""
+
+
 def erlang_c(servers: int, offered: float) -> float:
     """Probability of waiting with ``offered`` Erlangs of work for ``servers``."""
     if offered <= 0:
         return 0.0
     if offered >= servers:
         return 1.0
+    if servers > EXACT_SERVERS:
+        return many_servers(servers, offered)
     blocked = 1.0
     for server in range(1, servers + 1):
         blocked = offered * blocked / (server + offered * blocked)
     load = offered / servers
     return blocked / (1 - load + load * blocked)
+
+
+def many_servers(servers: int, offered: float) -> float:
+    """The same in the limit of Halfin and Whitt (Operations Research 29, 1981)."""
+    spare = (servers - offered) / math.sqrt(servers)
+    density = math.exp(-spare * spare / 2) / math.sqrt(2 * math.pi)
+    below = (1 + math.erf(spare / math.sqrt(2))) / 2
+    return density / (density + spare * below)
 
 
 NORMAL = {50: 0.0, 95: 1.645, 99: 2.326}

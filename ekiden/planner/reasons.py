@@ -13,7 +13,7 @@ def lost(decision: Decision, option: Option) -> str:
     if option.refused:
         return f"does not fit: {option.refused}"
     if option.latency.limit:
-        return f"cannot keep up with {option.rate:.3g} requests/s: {option.latency.limit}"
+        return f"cannot keep up with {figure(option.rate)} requests/s: {option.latency.limit}"
     if option.missed:
         return misses(asked.objectives, option, quiet=asked.work.rate is None)
     if option.form != chosen.form:
@@ -30,6 +30,11 @@ def milliseconds(seconds: float) -> str:
     if seconds == float("inf"):
         return "without end"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
+
+
+def figure(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def label(objective: str) -> str:
@@ -57,12 +62,12 @@ def _other_format(decision: Decision, option: Option) -> str:
 
 def gain(decision: Decision, option: Option) -> str:
     """What other weights would bring, in figures."""
-    chosen = decision.chosen
+    chosen, rate = decision.chosen, f"{figure(option.rate)} requests/s"
     if decision.asked.work.rate is None:
         if option.rate < chosen.rate * (1 + MARGIN):
-            return f"would serve {option.rate:.3g} requests/s, and the chosen {chosen.rate:.3g}"
+            return f"would serve {rate}, and the chosen {figure(chosen.rate)}"
         times = option.rate / chosen.rate if chosen.rate else float("inf")
-        return f"would serve {option.rate:.3g} requests/s, {times:.3g} times the chosen"
+        return f"would serve {rate}, {figure(times)} times the chosen"
     if option.gpus != chosen.gpus:
         return f"would take {_gpus(option.gpus)}, not {chosen.gpus}"
     return (
@@ -82,20 +87,21 @@ def _no_cheaper(decision: Decision, option: Option) -> str:
     if decision.asked.work.rate is not None:
         return f"takes {_gpus(option.gpus)}, and {one.name} takes {one.gpus}"
     return (
-        f"serves {option.rate:.3g} requests/s against {one.rate:.3g} of {one.name}: two pools must "
-        f"win by {SPLIT_MARGIN:.0%} to be worth their running"
+        f"serves {figure(option.rate)} requests/s against {figure(one.rate)} of {one.name}: two "
+        f"pools must win by {SPLIT_MARGIN:.0%} to be worth their running"
     )
 
 
 def _slower(chosen: Option, option: Option) -> str:
     if option.rate * (1 + MARGIN) < chosen.rate:
         return (
-            f"serves {option.rate:.3g} requests/s within the objectives, and the chosen "
-            f"{chosen.rate:.3g}"
+            f"serves {figure(option.rate)} requests/s within the objectives, and the chosen "
+            f"{figure(chosen.rate)}"
         )
+    margin = SPLIT_MARGIN if _stages(option) > _stages(chosen) else MARGIN
     return (
-        f"serves {option.rate:.3g} requests/s, no more than {MARGIN:.0%} from the chosen "
-        f"{chosen.rate:.3g}, and {_domain(chosen, option)}"
+        f"serves {figure(option.rate)} requests/s, less than {margin:.0%} from the chosen "
+        f"{figure(chosen.rate)}, and {_domain(chosen, option)}"
     )
 
 

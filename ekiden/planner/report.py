@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ekiden.planner import flags
+from ekiden.planner.calibration import calibrations
 from ekiden.planner.decision import Decision
 from ekiden.planner.layout import Layout
 from ekiden.planner.memory import RankSum
@@ -30,6 +31,7 @@ def report(decision: Decision, model: str, served: Collection[str]) -> dict[str,
     return {
         "schema": SCHEMA,
         "met": decision.met,
+        "short": decision.short,
         "asked": asked_of(decision.asked, model),
         "chosen": option_of(chosen),
         "why": why(decision),
@@ -143,7 +145,7 @@ def cost(decision: Decision) -> dict[str, float | None]:
     where a price is known."""
     chosen, price = decision.chosen, decision.asked.price
     tokens = chosen.rate * decision.asked.work.output * HOUR_S
-    hours = chosen.gpus / tokens * MILLION if tokens and decision.met else None
+    hours = chosen.gpus / tokens * MILLION if tokens and chosen.works else None
     return {
         "gpu_hours_per_hour": float(chosen.gpus),
         "gpu_hours_per_million_tokens": hours,
@@ -215,8 +217,7 @@ def deploy(decision: Decision, model: str, served: Collection[str]) -> dict[str,
     """Command lines by host, or why there are none."""
     if reason := flags.blocked(decision, served):
         return {"blocked": reason, "hosts": []}
-    hosts = range(decision.asked.devices.hosts)
-    return {"blocked": "", "hosts": [flags.commands(decision, model, host) for host in hosts]}
+    return {"blocked": "", "hosts": flags.commands(decision, model)}
 
 
 def certainty(asked: Asked) -> dict[str, Any]:
@@ -225,6 +226,7 @@ def certainty(asked: Asked) -> dict[str, Any]:
         "calibration": told.name,
         "source": told.source,
         "median_error_tpot": told.median_error,
+        "shipped": calibrations().get(told.name) == told,
         "recalled": list(asked.devices.gpu.recalled),
         "checkpoint_bytes": asked.stored_bytes,
         "counted_bytes": counted_bytes(asked),

@@ -107,5 +107,6 @@ def _weights(row: Row, dtype: str) -> WeightFormat:
 
 
 def _usual_kv(engine: str, form: WeightFormat) -> str:
-    """TensorRT-LLM's published 8-bit checkpoints ask for an 8-bit cache; others leave it as is."""
-    return "fp8" if engine == "trtllm" and multiplies_small(form) else "auto"
+    """TensorRT-LLM's published checkpoints of 8 and 4 bits ask for a cache of 8 bits."""
+    small = multiplies_small(form) or form.name == "nvfp4"
+    return "fp8" if engine == "trtllm" and small else "auto"

@@ -15,6 +15,7 @@ import msgspec
 
 from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices, Links
+from ekiden.planner.hardware import Gpu
 from ekiden.planner.memory import Memory, Replica, memory
 from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
@@ -115,8 +116,8 @@ class Stepper:
         told, gpu = self.told, self.devices.gpu
         rate = gpu.bandwidth_gbps * GIGA * told.memory_share
         wide = small = gpu.bf16_tflops * TERA * told.compute_share
-        if gpu.fp8_tflops and multiplies_small(self.replica.weights):
-            small = gpu.fp8_tflops * TERA * told.small_share
+        if peak := small_tflops(gpu, self.replica.weights):
+            small = peak * TERA * told.small_share
         uneven = told.balance if self.replica.layout.ep > 1 else 1.0
         return Pace(
             work=work,
@@ -270,3 +271,10 @@ def _slowest(stages: list[tuple[Split, int]]) -> float:
 def multiplies_small(form: WeightFormat) -> bool:
     """Whether activations are made as small as the weights: only such formats use 8-bit units."""
     return form.name.startswith(("fp8", "w8a8"))
+
+
+def small_tflops(gpu: Gpu, form: WeightFormat) -> float | None:
+    """Peak of the units that multiply a format as small as it is; None: 16 bits do."""
+    if form.name == "nvfp4":
+        return gpu.fp4_tflops
+    return gpu.fp8_tflops if multiplies_small(form) else None

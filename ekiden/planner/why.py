@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
+
 from ekiden.planner.decision import Decision
-from ekiden.planner.devices import PCIE
+from ekiden.planner.devices import NVLINK
+from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
-from ekiden.planner.reasons import gain, lost, milliseconds, misses
+from ekiden.planner.precision import KV_BYTES, kv_format
+from ekiden.planner.reasons import figure, gain, lost, milliseconds, misses
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25
@@ -15,6 +21,9 @@ SLOW_LINK = 0.25
 WORTH_A_LOOK = 1.5
 """Times the throughput of a GPU from which smaller weights are pointed at."""
 NEARLY_ALL = 0.95
+SMALL_KV = "int8"
+MUCH_KV = 1.2
+"""Times the throughput of a GPU from which a smaller cache is pointed at."""
 LONG_PROMPT = 32_768
 """Tokens from which a prompt is called long: its attention costs as much as its matrices."""
 
@@ -26,7 +35,7 @@ def why(decision: Decision) -> list[str]:
         return [_nothing_fits(decision)]
     found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
     found += [_link(decision), _smaller(decision), _split(decision), _interference(decision)]
-    found += [_full(decision), _long(decision), _voice(decision)]
+    found += [_small_kv(decision), _full(decision), _long(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 
@@ -71,13 +80,14 @@ def _room(decision: Decision) -> str:
     if one is None:
         return ""
     card = decision.asked.devices.gpu.name
+    form = "" if chosen.form == decision.asked.own else f" in {chosen.form.name}"
     if one.refused:
         return f"It does not fit on one {card}: {one.refused}. So the model is split."
     if chosen.failure_domain > 1:
         return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
     if chosen.gpus == 1:
-        return f"It fits on one {card}, and one is enough: there is nothing to split."
-    return f"It fits on one {card}: more traffic takes more replicas, not a split model."
+        return f"It fits on one {card}{form}, and one is enough: there is nothing to split."
+    return f"It fits on one {card}{form}: more traffic takes more replicas, not a split model."
 
 
 def _shape(decision: Decision) -> str:
@@ -92,7 +102,7 @@ def _shape(decision: Decision) -> str:
     if layout.pp > 1:
         where = "hosts" if layout.gpus > devices.per_host else "GPUs"
         within = f", TP stays within {layout.tp} GPUs" if layout.tp > 1 else ""
-        return f"{layout}: only activations cross from stage to stage, between {where}{within}."
+        return f"{layout}: only activations cross between stages, on different {where}{within}."
     if layout.tp > 1:
         return (
             f"{layout}: every layer's matrices are cut over {layout.tp} GPUs joined by "
@@ -114,8 +124,15 @@ def _shortfall(decision: Decision) -> str:
     if decision.met:
         return ""
     chosen, asked = decision.chosen, decision.asked
+    if decision.short and asked.work.rate:
+        needed = math.ceil(asked.work.rate / chosen.rate_per_gpu)
+        return (
+            f"These GPUs do not carry {figure(asked.work.rate)} requests/s within the objectives. "
+            f"This carries the most, {figure(chosen.rate)}; about {needed} such GPUs would carry "
+            "all."
+        )
     said = chosen.latency.limit or misses(asked.objectives, chosen, quiet=asked.work.rate is None)
-    return f"Nothing meets the objectives on these GPUs; this comes nearest, and is {said}."
+    return f"Nothing meets the objectives on these GPUs; this comes nearest: {said}."
 
 
 def _format(decision: Decision) -> str:
@@ -135,7 +152,7 @@ def _link(decision: Decision) -> str:
     if max(layout.gpus for layout in chosen.layouts) == 1 or max(decode, prompt) < SLOW_LINK:
         return ""
     shares = f"{decode:.0%} of a decode step and {prompt:.0%} of a prompt"
-    if devices.interconnect != PCIE:
+    if devices.interconnect == NVLINK:
         return f"Communication takes {shares}."
     return (
         f"PCIe is slow for this: communication takes {shares}. Pipeline stages and smaller "
@@ -144,28 +161,45 @@ def _link(decision: Decision) -> str:
 
 
 def _smaller(decision: Decision) -> str:
-    """The best of smaller weights, where they would bring much."""
+    """The best of smaller weights, where they would bring much, or all into one host."""
     chosen = decision.chosen
     found = [o for o in decision.lost if o.works and o.form.bits < chosen.form.bits]
     if not found or not chosen.works:
         return ""
     best = max(found, key=lambda o: (o.rate_per_gpu, -o.gpus))
-    if best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
+    per_host = decision.asked.devices.per_host
+    joins = best.failure_domain <= per_host < chosen.failure_domain
+    if not joins and best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
         return ""
     return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
 
 
-def _full(decision: Decision) -> str:
-    """Where a limit is the limit, and neither the GPUs nor an objective is."""
-    chosen, limits = decision.chosen, decision.asked.limits
-    latency, layout = chosen.latency, chosen.layouts[-1]
-    most = (limits.max_num_seqs or 0) * layout.dp
-    if latency.most < most or latency.running < NEARLY_ALL * latency.most:
+def _small_kv(decision: Decision) -> str:
+    """What 8 bits of KV would bring to the same layout, where that is much."""
+    chosen, asked = decision.chosen, decision.asked
+    if chosen.kind != AGGREGATED or not chosen.works or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
+        return ""
+    smaller = msgspec.structs.replace(asked, kv_dtype=SMALL_KV)
+    one = server(smaller, smaller.stepper(chosen.layouts[0], chosen.form))
+    if isinstance(one, str):
+        return ""
+    found = together(smaller, one, chosen.form)
+    if not found.works or found.rate_per_gpu < MUCH_KV * chosen.rate_per_gpu:
         return ""
     return (
-        f"What bounds it is --max-num-seqs {limits.max_num_seqs}, not its KV or an objective: "
-        f"{2 * (limits.max_num_seqs or 0)} may serve more."
+        f"A cache of 8 bits is worth a look: with --kv-cache-dtype {SMALL_KV} this layout "
+        f"{gain(decision, found)}. Compare its answers too."
     )
+
+
+def _full(decision: Decision) -> str:
+    """Where a limit is the limit, and neither the GPUs nor an objective is."""
+    chosen, layout = decision.chosen, decision.chosen.layouts[-1]
+    limit = decision.asked.stepper(layout, chosen.form).replica.resolved.max_num_seqs
+    latency = chosen.latency
+    if latency.most < limit * layout.dp or latency.running < NEARLY_ALL * latency.most:
+        return ""
+    return f"What bounds it is --max-num-seqs {limit}, not its KV or an objective."
 
 
 def _long(decision: Decision) -> str:
@@ -204,7 +238,7 @@ def _split(decision: Decision) -> str:
 
 def _interference(decision: Decision) -> str:
     chosen = decision.chosen
-    if chosen.kind != AGGREGATED or chosen.latency.limit:
+    if chosen.kind != AGGREGATED or not chosen.works:
         return ""
     latency = chosen.latency
     return (

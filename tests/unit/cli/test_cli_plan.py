@@ -3,6 +3,9 @@
 import json
 import shlex
 import subprocess
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,11 +20,20 @@ SPLIT = (*BIG, "--weights", "fp8", "--workload", "rag", "--rate", "3")
 APART = (*SPLIT, "--ttft-p95", "6s", "--tpot-p95", "30ms", "--smaller-weights", "none")
 
 
+@cache
+def ran(*words: str) -> tuple[int, str]:
+    """Exit code and output: the same question has the same answer."""
+    with redirect_stdout(StringIO()) as out:
+        code = main(["plan", *words])
+    return code, out.getvalue()
+
+
 @pytest.fixture
-def printed(capsys: pytest.CaptureFixture[str]):
+def printed():
     def run(*words: str, code: int = 0) -> str:
-        assert main(["plan", *words]) == code
-        return capsys.readouterr().out
+        ended, text = ran(*words)
+        assert ended == code
+        return text
 
     return run
 
@@ -53,12 +65,12 @@ def test_the_data_have_a_stable_schema(printed):
     plan = json.loads(printed(*EIGHT, "--json"))
     assert plan["schema"] == 1
     assert list(plan) == [
-        *("schema", "met", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
+        *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
         *("measure_first", "deploy", "certainty"),
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
     assert all(one["why"] for one in plan["lost"])
-    assert {one["weights"] for one in plan["lost"]} == {"bf16", "fp8", "int8", "int4"}
+    assert {one["weights"] for one in plan["lost"]} == {"bf16", "int8", "int4"}
 
 
 def test_cost_is_in_gpu_hours_and_in_money_where_a_price_is_known(printed):
@@ -169,6 +181,9 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
     plan = json.loads(printed("Llama-3.2-1B", "--calibration", str(file), "--json"))
     assert plan["asked"]["gpu"] == "l4"
     assert plan["certainty"]["calibration"] == "my machine"
+    page = printed("Llama-3.2-1B", "--calibration", str(file))
+    assert "has not been measured on these machines" not in page
+    assert "has not been measured on these machines" in " ".join(printed(*EIGHT).split())
 
 
 @pytest.mark.parametrize(
@@ -182,7 +197,7 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
         (("--max-model-len", "100"), "is less than the 400 tokens"),
         (("--gpu", "H1000"), "nearest are h100_sxm"),
         (("--workload", "chatt"), "nearest is chat; choose one of chat, rag, writing"),
-        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie"),
+        (("--interconnect", "infiniband"), "choose one of auto, nvlink, pcie, pcie-p2p"),
         (("--gpu", "l4", "--interconnect", "nvlink"), "l4 has no NVLink: choose pcie"),
         (("--weights", "fp9"), "nearest is fp8"),
         (("--smaller-weights", "int3"), "weight format 'int3' is not known"),
@@ -288,3 +303,9 @@ def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_pat
     file = tmp_path / "plan.html"
     printed("Llama-3.1-405B", "--gpu", "A6000", "--html", str(file), code=1)
     assert "<svg" not in file.read_text()
+
+
+def test_the_example_in_the_docs_is_what_is_printed(printed):
+    text = Path("docs/plan-example.md").read_text()
+    command, _, page = text.partition("```console\n$ ")[2].removesuffix("```\n").partition("\n")
+    assert printed(*shlex.split(command)[2:]) == page, "constants changed? print it anew"

@@ -13,7 +13,7 @@ from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica
-from ekiden.planner.options import AGGREGATED, Asked, Option
+from ekiden.planner.options import AGGREGATED, Asked, Option, offered
 from ekiden.planner.precision import published, weight_format
 from ekiden.planner.profiles import profile
 from ekiden.planner.steps import Stepper
@@ -59,6 +59,7 @@ def question(
     objectives: Objectives | None = None,
     network_gbps: float | None = None,
     length: int | None = None,
+    sequences_in_step: int | None = None,
     **more: Any,
 ) -> Asked:
     shape = by_name(model)
@@ -80,8 +81,8 @@ def question(
         calibration=calibration("vllm"),
         profile=profile("ekiden"),
         own=own,
-        formats=tuple(f for f in map(weight_format, smaller) if f.bits < own.bits),
-        limits=Limits(max_model_len=length or usual, max_num_seqs=256, chunk=2048),
+        formats=offered(smaller, own, machines.gpu),
+        limits=Limits(max_model_len=length or usual, max_num_seqs=sequences_in_step, chunk=2048),
         **more,
     )
 

@@ -6,9 +6,11 @@ from plans import option, plan
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.decision import decide
+from ekiden.planner.evaluate import highest
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED
 from ekiden.planner.reasons import lost
+from ekiden.planner.serving import disaggregated
 from ekiden.planner.why import why
 from ekiden.planner.workload import Objectives
 
@@ -84,6 +86,16 @@ def test_r32_a_card_without_room_for_the_concurrency_is_not():
     assert "where 409600 are needed" in crowd.chosen.refused
 
 
+def test_r32_replicas_hold_the_concurrency_whatever_the_rate():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1, sequences=1000)
+    chosen, single = decision.chosen, option(decision, ONE)
+    held = decision.asked.stepper(ONE, chosen.form).tokens
+    assert single.replicas[0] == -(-1000 * 1024 // held) > 1
+    each = decision.asked.stepper(chosen.layouts[0], chosen.form).tokens
+    assert chosen.replicas[0] * each >= 1000 * 1024
+    assert chosen.gpus < single.gpus, "weights that are split leave more room for KV"
+
+
 def test_r33_not_one_card_but_one_host_is_tp_inside():
     decision = plan("Llama-3.1-70B", "H100", 8)
     layout = decision.chosen.layouts[0]
@@ -106,7 +118,7 @@ def test_r34_not_one_host_is_tp_inside_and_pp_across():
     assert decision.chosen.layouts == (Layout(tp=8, pp=2),)
     wide = option(decision, Layout(tp=16))
     assert wide.rate < decision.chosen.rate
-    assert "only activations cross" in said(decision)
+    assert "only activations cross between stages" in said(decision)
 
 
 def test_r34_quantising_into_one_host_is_compared():
@@ -247,3 +259,61 @@ def test_a_pinned_layout_is_the_only_one():
 def test_a_context_beyond_the_positions_is_refused():
     with pytest.raises(SetupError, match="choose 1 to 131072"):
         plan("Llama-3.1-70B", "H100", 8, length=1_000_000)
+
+
+def test_eight_bit_floats_are_not_offered_to_a_card_without_them():
+    old, new = plan("Qwen2.5-32B", "A6000", 1), plan("Qwen2.5-32B", "l40s", 1)
+    assert [form.name for form in old.asked.formats] == ["int8", "int4"]
+    assert old.chosen.form.name == "int8"
+    assert new.chosen.form.name == "fp8"
+
+
+def test_a_smaller_cache_is_pointed_at_where_kv_is_what_lacks():
+    short = plan("Llama-3.1-70B", "H100", 2, work="writing", smaller=())
+    assert "--kv-cache-dtype int8" in said(short)
+    assert "--kv-cache-dtype int8" not in said(plan("Llama-3.1-8B", "A6000", 8))
+
+
+def test_stages_within_a_host_must_win_clearly():
+    decision = plan("Llama-3.1-70B", "H100", 4)
+    staged = option(decision, Layout(tp=2, pp=2))
+    assert decision.chosen.layouts == (Layout(tp=4),)
+    assert staged.rate > decision.chosen.rate
+    assert "less than 20% from the chosen" in lost(decision, staged)
+
+
+def test_r25_the_number_of_sequences_is_what_kv_has_room_for():
+    tight, roomy = plan("Llama-3.1-70B", "H100", 2, smaller=()), plan("Llama-3.1-8B", "H100", 1)
+    limits = [
+        one.asked.stepper(one.chosen.layouts[0], one.chosen.form).replica.resolved.max_num_seqs
+        for one in (tight, roomy)
+    ]
+    assert limits == [128, 1024]
+    stated = plan("Llama-3.1-70B", "H100", 2, smaller=(), sequences_in_step=1024)
+    assert not stated.met or stated.chosen.rate < tight.chosen.rate
+
+
+def test_a_rate_beyond_the_gpus_is_told_what_they_carry_and_what_it_takes():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1000, smaller=())
+    most = plan("Llama-3.1-8B", "A6000", 8, smaller=()).chosen
+    assert not decision.met
+    assert decision.chosen == most
+    needed = -(-1000 // (most.rate / 8))
+    assert f"about {needed:.0f} such GPUs would carry all" in said(decision)
+    assert all("cannot keep up with 1,000" in lost(decision, one) for one in decision.lost)
+
+
+def test_r38_the_ratio_of_pools_is_the_best_of_all():
+    decision = plan("Llama-3.1-8B", "A6000", 8, smaller=())
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    one = decision.asked.stepper(ONE, two.form)
+
+    def most(prefill: int) -> float:
+        pools = (prefill, 8 - prefill)
+        work, objectives = decision.asked.work, decision.asked.objectives
+        return highest(
+            lambda rate: not disaggregated(one, one, work, rate, pools).missed(objectives), 1000.0
+        )
+
+    assert two.layouts == (ONE, ONE)
+    assert max(range(1, 8), key=most) == two.replicas[0]

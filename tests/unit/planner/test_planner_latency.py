@@ -72,6 +72,17 @@ def test_r11_eight_cards_for_one_request_serve_less_each():
     assert 64 / eight.decode(64, 300).total / 8 < 0.5 * 64 / one.decode(64, 300).total
 
 
+def test_peers_behind_a_switch_do_not_share_the_host():
+    shared, peers = (links("rtx_pro_6000_server", interconnect=x) for x in ("pcie", "pcie-p2p"))
+    assert peers.all_reduce(8, 1 << 27) * 1e6 == pytest.approx(9757, rel=0.1), "as published"
+    assert shared.all_reduce(8, 1 << 27) > 2 * peers.all_reduce(8, 1 << 27)
+
+
+def test_four_bits_multiply_in_their_own_units_where_there_are_any():
+    old, new = (stepper("Llama-3.1-8B", card, weights="nvfp4") for card in ("H100", "B200"))
+    assert new.prompt(4096).weights < 0.25 * old.prompt(4096).weights
+
+
 def test_a_bridge_joins_a_pair_and_no_more():
     card = devices(gpu("A6000"), per_host=4, interconnect="nvlink")
     assert card.has_nvlink(2)
@@ -131,6 +142,21 @@ def test_reading_weights_bounds_a_small_batch():
     assert one.decode(1, 100).weights == pytest.approx(weights / (3350e9 * VLLM.memory_share))
     assert one.decode(8, 100).weights == one.decode(1, 100).weights
     assert one.decode(1024, 100).weights > 1.2 * one.decode(1, 100).weights
+
+
+def test_latent_attention_multiplies_its_vector_in_decode_and_whole_keys_in_prefill():
+    work = stage_works(stepper("DeepSeek-V3", "H200", Layout(tp=8), weights="fp8-block").replica)[0]
+    (scores,) = work.scores
+    assert scores.decode == 2 * 16 * (512 + 64 + 512)
+    assert scores.prefill == 2 * 16 * (128 + 64 + 128)
+
+
+def test_latent_attention_of_all_heads_is_bound_by_its_operations():
+    one = stepper("DeepSeek-V3", "H200", Layout(dp=8, ep=8), weights="fp8-block")
+    (scores,) = one.works[0].scores
+    rate = 989e12 * VLLM.attention_share
+    told = 61 * scores.decode * 4096 * 8 / rate
+    assert one.decode(64, 4096).attention == pytest.approx(told)
 
 
 def test_a_window_bounds_what_attention_reads():
@@ -226,10 +252,12 @@ def test_every_constant_matters():
     wide = stepper(
         "Llama-3.1-8B", "H100", Layout(tp=2), on=devices(gpu("H100"), per_host=1, hosts=2)
     )
+    peers = devices(gpu("l40s"), per_host=2, interconnect="pcie-p2p")
+    near = stepper("Llama-3.1-8B", "l40s", Layout(tp=2), on=peers)
 
     def figures(told: Calibration) -> list[float]:
         found = []
-        for base in (one, two, wide):
+        for base in (one, two, wide, near):
             again = type(base)(base.replica, base.devices, told)
             loop = closed_loop(again, prompt=2048, output=128, clients=16)
             found += [again.decode(8, 500).total, again.prompt(2048).total, loop.ttft, loop.tpot]

@@ -186,3 +186,13 @@ def test_links_without_nvlink_take_less_and_one_card_takes_none():
 
     assert 0 < links("L40S", 2) < links("H100", 2)
     assert links("L40S", 1) == links("H100", 1) == 0
+
+
+def test_ranks_that_differ_have_peaks_of_their_own():
+    asked = replica(
+        "Llama-3.1-8B", "H100", layout=Layout(tp=2, pp=2), max_num_seqs=1024, chunk=1024
+    )
+    found = memory(msgspec.structs.replace(asked, profile=PROFILES["ekiden"]))
+    first, second, sampling, other = (rank.activations + rank.sampler for rank in found.ranks)
+    assert first == second, "of the first stage, which does not sample"
+    assert sampling > other >= first, "one rank joins the columns of all"

@@ -11,8 +11,10 @@ from hypothesis import given
 from plans import stepper
 
 from ekiden.planner.closed import room
+from ekiden.planner.devices import devices
+from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
-from ekiden.planner.queueing import Queue, Service, erlang_c, poisson_quantile
+from ekiden.planner.queueing import Queue, Service, erlang_c, many_servers, poisson_quantile
 from ekiden.planner.serving import aggregated, disaggregated
 from ekiden.planner.workload import WORKLOADS, workload
 
@@ -34,6 +36,12 @@ def test_erlang_c_is_the_textbooks():
     assert erlang_c(10, 8.0) == pytest.approx(0.4092, abs=1e-4)
     assert erlang_c(3, 3.0) == 1.0
     assert erlang_c(3, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("load", [0.8, 0.9, 0.97])
+def test_the_limit_for_many_servers_meets_the_recursion(load):
+    assert many_servers(128, 128 * load) == pytest.approx(erlang_c(128, 128 * load), abs=0.02)
+    assert erlang_c(129, 129 * load) <= erlang_c(128, 128 * load) + 0.02
 
 
 @given(st.integers(1, 64), st.floats(0.01, 0.95))
@@ -122,3 +130,25 @@ def test_attention_dp_computes_several_prompts_at_once():
     assert room(parts, CHAT.context) > room(whole, CHAT.context)
     assert aggregated(whole, CHAT, 60.0, 1).limit
     assert not aggregated(parts, CHAT, 60.0, 1).limit
+
+
+def test_a_link_that_cannot_carry_the_kv_is_what_bounds_two_pools():
+    thin = devices(gpu("H100"), per_host=1, hosts=2, network_gbps=0.5)
+    one = stepper("Llama-3.1-8B", "H100", on=thin)
+    assert disaggregated(one, one, RAG, 1.0, (1, 1)).limit == "the link cannot carry the KV in time"
+    wide = stepper("Llama-3.1-8B", "H100", on=devices(gpu("H100"), per_host=1, hosts=2))
+    assert not disaggregated(wide, wide, RAG, 1.0, (1, 1)).limit
+
+
+def test_kv_that_is_late_delays_the_second_token():
+    rates = (2.0, 50.0)
+    slow, fast = (
+        stepper(
+            "Llama-3.1-8B", "H100", on=devices(gpu("H100"), per_host=1, hosts=2, network_gbps=r)
+        )
+        for r in rates
+    )
+    late, soon = (disaggregated(one, one, RAG, 0.2, (1, 1)) for one in (slow, fast))
+    assert late.transfer == pytest.approx(25 * soon.transfer)
+    assert late.tpot_p50 - soon.tpot_p50 == pytest.approx((late.transfer - soon.transfer) / 200)
+    assert late.ttft_p95 == soon.ttft_p95, "the first token does not wait for it"
