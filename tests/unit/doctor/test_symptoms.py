@@ -219,6 +219,61 @@ def test_the_trouble_is_named_and_comes_first(name: str) -> None:
     assert found[0].remedy
 
 
+QUICK = Times(count=200, p50=0.001, p95=0.009, p99=0.01)
+NEAR: dict[str, tuple[str, Evidence]] = {
+    "stage links are not collectives of TP": (
+        "R43", with_replica(replace(DECODE, tp=2, pp=2, collective_share=0.9))
+    ),
+    "a difference that nobody sees": ("R44", watched(tpot=QUICK)),
+    "a pipeline with one request": ("R45", with_replica(replace(UNEVEN, running=1.0, waiting=0.0))),
+    "a cache that is full and enough": (
+        "R47", with_replica(replace(DECODE, kv_peak=0.99, waiting=0.0))
+    ),
+    "one more of two replicas in a queue that the other shares": (
+        "R50",
+        spoilt(
+            replace(
+                WATCHED,
+                replicas=(replace(DECODE, waiting=20.0), replace(OTHER, running=1.0, waiting=1.0)),
+            )
+        ),
+    ),
+    "unequal shares and equal waits": (
+        "R50", watched(shares={"decode": {"d-1": 9000, "d-2": 400}})
+    ),
+    "a moment of one request in the gateway": (
+        "R51", spoilt(replace(WATCHED, in_flight=1.0, replicas=(replace(DECODE, running=0.0),)))
+    ),
+    "busy, and nobody waits": (
+        "R52",
+        with_replica(
+            replace(DECODE, tp=2, collective_share=0.45, stage_idle=(0.05,), waiting=0.0)
+        ),
+    ),
+    "a queue that is short": ("R53", watched(phases={"queue": 0.05, "prefill": 0.01})),
+    "a long prefill without an objective": (
+        "R53", watched(ttft=LATE, phases={"queue": 0.3, "prefill": 1.9})
+    ),
+    "a transfer that is short": (
+        "R55", watched(phases={"prefill": 0.001, "transfer": 0.005, "first_decode": 0.001})
+    ),
+    "both pools in a queue": (
+        "R55",
+        spoilt(
+            replace(
+                WATCHED, replicas=(replace(DECODE, waiting=9.0), replace(PREFILL, waiting=9.0))
+            )
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_what_only_looks_like_a_trouble_is_let_be(name: str) -> None:
+    requirement, evidence = NEAR[name]
+    assert causes(evidence, requirement) == ()
+
+
 OF_LOAD = [n for n, (r, *_) in CASES.items() if r not in ("R49", "R54") and "client" not in n]
 """Troubles that are none while nobody asks for anything."""
 
@@ -322,12 +377,23 @@ def test_replicas_that_are_asked_for_less_each_are_not_compared() -> None:
     assert causes(evidence, "R48") == ()
 
 
+def test_a_rate_or_the_same_replicas_tell_nothing_of_scaling() -> None:
+    def at_rate(found: Situation) -> Situation:
+        return replace(found, load=Load(kind="rate", value=8.0))
+
+    many, one = level("four", 32, decode=4, tokens_per_s=500.0), level("one", 8)
+    assert causes(spoilt(many, one), "R48")
+    assert causes(spoilt(at_rate(many), at_rate(one)), "R48") == ()
+    assert causes(spoilt(level("again", 8, tokens_per_s=200.0), one), "R48") == ()
+
+
 def test_an_aggregated_run_that_is_faster_says_do_not_split() -> None:
     whole = level("whole", 8, moved={})
     apart = level("apart", 8, tpot=SLOW)
     found = causes(spoilt(whole, apart), "R55")
     assert "does not pay" in found[0].what
     assert causes(spoilt(whole, level("apart", 8)), "R55") == ()
+    assert causes(spoilt(replace(whole, answers=ANSWERS), apart), "R55") == ()
 
 
 def test_a_lost_replica_whose_pool_lives_on_matters_less_than_a_whole_pool() -> None:
