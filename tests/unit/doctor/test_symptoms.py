@@ -379,7 +379,7 @@ def test_replicas_that_are_asked_for_less_each_are_not_compared() -> None:
 
 def test_a_rate_or_the_same_replicas_tell_nothing_of_scaling() -> None:
     def at_rate(found: Situation) -> Situation:
-        return replace(found, load=Load(kind="rate", value=8.0))
+        return replace(found, load=replace(found.load, kind="rate"))
 
     many, one = level("four", 32, decode=4, tokens_per_s=500.0), level("one", 8)
     assert causes(spoilt(many, one), "R48")
