@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ekiden.doctor import thresholds as at
-from ekiden.doctor.evidence import DECODE, PREFILL, Answers, Evidence, Situation
+from ekiden.doctor.evidence import DECODE, PREFILL, Answers, Evidence, Situation, same_lengths
 from ekiden.doctor.finding import Cause, confidence, weighed
-from ekiden.doctor.rules.words import listed, share, size, time
+from ekiden.doctor.rules.words import listed, size, time
 
 
 def apart_and_slower(evidence: Evidence) -> Iterator[Cause]:
@@ -102,18 +102,25 @@ def _beaten(whole: Situation, apart: Situation) -> Iterator[Cause]:
     one, other = whole.answers, apart.answers
     if not (one and other and whole.load == apart.load and other.moved and not one.moved):
         return
-    # TPOT has the transfer in it, so that the two together are what a client waits for.
-    pairs = {"TTFT": (one.ttft.p95, other.ttft.p95), "TPOT": (one.tpot.p95, other.tpot.p95)}
-    worse = {n: b / a for n, (a, b) in pairs.items() if a and b > at.SLOWER * a}
-    if worse and not any(b * at.SLOWER < a for a, b in pairs.values()):
-        told = listed(f"{n} {time(pairs[n][0])} -> {time(pairs[n][1])}" for n in worse)
+    times = {
+        "TTFT": (one.ttft.p50, other.ttft.p50),
+        "TPOT": (one.tpot.p50, other.tpot.p50),
+        "a whole answer": (_answer_s(one), _answer_s(other)),
+    }
+    before, after = times["a whole answer"]
+    if before and same_lengths(one, other) and after > at.SLOWER * before:
+        sure = confidence(after / before, at.SLOWER, min(one.count, other.count), at.ENOUGH_ANSWERS)
+        # Where one of the two times is better it may be what the split is for.
+        traded = any(b * at.SLOWER < a for a, b in times.values())
+        told = listed(f"{name} {time(a)} -> {time(b)}" for name, (a, b) in times.items())
         yield Cause(
             what="splitting does not pay for this load",
-            seen=f"{told} at P95, {share(other.local_share)} computed on decode ({whole.name} "
-            f"against {apart.name})",
+            seen=f"{told} at P50 ({whole.name} against {apart.name})",
             remedy="no prefill pool: --prefill 0 of `ekiden up`, its replicas started as "
             "`ekiden serve decode`",
-            confidence=confidence(
-                max(worse.values()), at.SLOWER, min(one.count, other.count), at.ENOUGH_ANSWERS
-            ),
+            confidence=round(sure * (0.6 if traded else 1.0), 2),
         )
+
+
+def _answer_s(answers: Answers) -> float:
+    return answers.ttft.p50 + answers.tpot.p50 * max(answers.output_tokens - 1, 0)
