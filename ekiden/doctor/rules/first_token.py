@@ -58,13 +58,7 @@ def _parts(situation: Situation, answers: Answers) -> Iterator[Cause]:
     """A cause for each part of TTFT; its confidence is its share of the whole."""
     queue, prefill = _phases(answers)
     whole = max(queue + prefill, answers.ttft.p50) or 1.0
-    pool = _queueing_pool(situation, answers)
-    yield Cause(
-        what=f"requests queue for {pool}: it is asked for more than it can do",
-        seen=f"{share(queue / whole)} of it is queue",
-        remedy=f"one more {pool} replica (`ekiden serve {pool}`); `ekiden plan` computes how many",
-        confidence=queue / whole,
-    )
+    yield _queue(situation, answers, queue / whole)
     yield Cause(
         what="prompts are long for what computes them",
         seen=f"{answers.prompt_tokens:.0f} tokens a prompt, {_speed(situation)}",
@@ -81,6 +75,22 @@ def _parts(situation: Situation, answers: Answers) -> Iterator[Cause]:
     )
     yield from _lost_prefixes(answers)
     yield from _waiting_ranks(situation, prefill / whole)
+
+
+def _queue(situation: Situation, answers: Answers, part: float) -> Cause:
+    """For room in a cache, where that is what is full; else for the steps of a pool."""
+    pool = _queueing_pool(situation, answers)
+    if any(map(situation.full, situation.of(pool))):
+        what = f"requests queue for room in the KV of {pool}"
+        first = "a larger --kv-cache-memory or --kv-cache-dtype int8, or one more"
+    else:
+        what, first = f"requests queue for {pool}: it is asked for more than it can do", "one more"
+    return Cause(
+        what=what,
+        seen=f"{share(part)} of it is queue",
+        remedy=f"{first} {pool} replica (`ekiden serve {pool}`); `ekiden plan` computes how many",
+        confidence=part,
+    )
 
 
 def _lost_prefixes(answers: Answers) -> Iterator[Cause]:

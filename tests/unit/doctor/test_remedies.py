@@ -6,7 +6,7 @@ import argparse
 import re
 
 import pytest
-from test_symptoms import CASES
+from cases import CASES
 
 from ekiden.cli.main import build_parser
 from ekiden.doctor.symptoms import diagnose
