@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from ekiden.doctor.evidence import Situation
 from ekiden.doctor.finding import Cause, Diagnosis, Finding
 
 WIDTH = 98
@@ -22,10 +23,15 @@ def page(found: Diagnosis) -> str:
 
 
 def _head(found: Diagnosis) -> str:
-    looked = "; ".join(situation.name for situation in found.evidence.situations)
+    looked = "; ".join(map(_looked, found.evidence.situations))
     count = len(found.findings)
     told = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
     return f"ekiden doctor   {told}   ({looked or 'no deployment watched'})"
+
+
+def _looked(situation: Situation) -> str:
+    answers = situation.answers
+    return situation.name + (f": {answers.count} answers" if answers else "")
 
 
 def _finding(found: Finding) -> str:

@@ -47,7 +47,7 @@ def bench(path: Path, **level: Any) -> str:
 def test_a_result_of_a_bench_without_trouble_ends_with_0(tmp_path: Path, capsys: Any) -> None:
     assert main(["doctor", "--bench", bench(tmp_path / "run.json")]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("ekiden doctor   nothing found   (run.json, concurrency 8)")
+    assert out.startswith("ekiden doctor   nothing found   (run.json, concurrency 8: 40 answers)")
     assert "clean     R44" in out
     assert "R43     fits one device" in out
 
