@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import httpx
 import msgspec
+from ports import free_port
 from stack import MODEL
 from tiny_tokenizers import byte_level, write
 
@@ -79,15 +80,33 @@ async def watched(
     return _told(evidence)
 
 
-async def bench(url: str, file: Path, *, concurrency: int) -> Path:
-    """A closed loop of short prompts and answers; the file with its result."""
+async def bench(
+    url: str, file: Path, *, concurrency: int = 0, rate: int = 0, requests: int = 0
+) -> Path:
+    """A closed loop, or an open one, of short prompts and answers; the file with its result."""
+    load = ("--rate", str(rate)) if rate else ("--concurrency", str(concurrency))
     argv = [
-        *("bench", "--base-url", url, "--concurrency", str(concurrency)),
-        *("--num-prompts", str(40 * concurrency), "--json", str(file)),
+        *("bench", "--base-url", url, *load),
+        *("--num-prompts", str(requests or 40 * concurrency), "--json", str(file)),
         *("--prompt-tokens", "64", "--output-tokens", "64"),
     ]
     assert await asyncio.to_thread(main, argv) == 0
     return file
+
+
+@asynccontextmanager
+async def mock_server() -> AsyncIterator[str]:
+    """A server whose answers take no time; its URL."""
+    port = free_port()
+    argv = ("-m", "ekiden.cli", "bench", "mock", "--ttft", "0", "--itl", "0", "--port", str(port))
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=PIPE)
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 class Said(NamedTuple):

@@ -14,8 +14,18 @@ from pathlib import Path
 
 import pytest
 from client import generate, request
-from patients import asker, bench, causes_of, doctor, found_in, judged, save_layers, watched
-from stack import MODEL, Stack, TinyModel, ranks_of
+from patients import (
+    asker,
+    bench,
+    causes_of,
+    doctor,
+    found_in,
+    judged,
+    mock_server,
+    save_layers,
+    watched,
+)
+from stack import MODEL, Stack, TinyModel, ranks_of, save_tiny_model
 
 from ekiden.doctor.evidence import Evidence, Objectives
 from ekiden.doctor.same_prompts import compare
@@ -77,6 +87,31 @@ async def test_the_command_looks_at_a_pair_before_it_serves_and_while_it_does(
     assert "nothing found" in serving.text
 
 
+async def test_a_replica_that_would_not_fit_is_told_before_it_serves(
+    ward: Ward, tmp_path: Path
+) -> None:
+    """Another checkpoint under the same name, a port that is taken, a secret that is wrong."""
+    save_tiny_model(tmp_path / "other", seed=1)
+    async with ward.stack() as stack:
+        (decode,) = await stack.start_all(("decode", "d-1"))
+        other = (str(tmp_path / "other"), "--served-model-name", MODEL)
+        port = decode.address.rpartition(":")[2]
+        found = await doctor("--preflight", *other, "--redis", ward.redis, "--port", port)
+    assert found.code == 1
+    failures = [line for line in found.text.splitlines() if line.startswith("FAILURE")]
+    assert [line.split()[1] for line in failures] == ["port", "model"], failures
+
+
+async def test_a_long_prompt_is_told_from_a_queue(ward: Ward, tmp_path: Path) -> None:
+    """R53, against an objective."""
+    save_layers(tmp_path / "four", layers=4)
+    async with ward.stack(tmp_path / "four") as stack:
+        url = await stack.deploy(("decode", "d-1"))
+        async with asker(url) as client, client.asking(1, prompt=2000, answer=1):
+            found = await watched(ward.redis, url, objectives=Objectives(ttft_s=0.1))
+    assert found_in(found)["R53"] == "prompts are long for what computes them"
+
+
 async def test_a_prefill_pool_that_is_too_small_is_a_queue(ward: Ward) -> None:
     """R53, and the ratio of R55."""
     async with ward.stack() as stack:
@@ -102,6 +137,18 @@ async def test_short_prompts_over_a_slow_wire_should_not_be_handed_over(ward: Wa
     assert "short" in causes[0].what
     assert "--local-prefill-tokens 128" in causes[0].remedy
     assert "link" in causes[1].what
+
+
+async def test_a_slow_wire_is_to_blame_where_prompts_are_long(ward: Ward) -> None:
+    """R55."""
+    slow = ("--kv-rate-limit", "1M")
+    async with ward.stack() as stack:
+        url = await stack.deploy(("prefill", "p-1", *slow), ("decode", "d-1", *slow))
+        async with asker(url) as client:
+            await client.ask(prompt=800, answer=4)  # they meet, and measure their wire
+            async with client.asking(2, prompt=800, answer=4):
+                found = await watched(ward.redis, url, 10.0)
+    assert "the link" in found_in(found)["R55"]
 
 
 async def test_a_rank_that_is_killed_takes_its_replica_along(ward: Ward) -> None:
@@ -151,6 +198,13 @@ async def test_a_batch_of_one_starves_the_device(ward: Ward) -> None:
             found = await watched(ward.redis, url)
     assert "batch is capped" in found_in(found)["R51"]
     assert "now 1" in causes_of(found, "R51")[0].remedy
+
+
+async def test_a_load_that_its_own_client_cannot_make_is_told(tmp_path: Path) -> None:
+    """R51: a server that answers at once, asked for more than one process can send."""
+    async with mock_server() as url:
+        file = await bench(url, tmp_path / "run.json", rate=4000, requests=6000)
+    assert "the load itself is the limit" in found_in(judged(file))["R51"]
 
 
 async def test_layers_that_the_stages_do_not_divide_leave_one_of_them_idle(
