@@ -107,7 +107,11 @@ def _answers(level: Level) -> Answers:
 
 def _times(spread: Spread) -> Times:
     return Times(
-        count=spread.count, p50=spread.p50 / 1000, p95=spread.p95 / 1000, p99=spread.p99 / 1000
+        count=spread.count,
+        mean=spread.mean / 1000,
+        p50=spread.p50 / 1000,
+        p95=spread.p95 / 1000,
+        p99=spread.p99 / 1000,
     )
 
 

@@ -19,6 +19,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How a time is spread over answers."""
 
     count: int = 0
+    mean: float = 0.0
     p50: float = 0.0
     p95: float = 0.0
     p99: float = 0.0

@@ -74,7 +74,8 @@ def _answers(found: Interval) -> Answers:
 def _times(found: Interval, metric: str) -> Times:
     quantiles = [found.quantile(metric, share) or 0.0 for share in (0.5, 0.95, 0.99)]
     count = round(found.added(f"{metric}_count"))
-    return Times(count=count, p50=quantiles[0], p95=quantiles[1], p99=quantiles[2])
+    mean = found.added(f"{metric}_sum") / count if count else 0.0
+    return Times(count=count, mean=mean, p50=quantiles[0], p95=quantiles[1], p99=quantiles[2])
 
 
 def _phases(found: Interval) -> Iterator[tuple[str, float]]:

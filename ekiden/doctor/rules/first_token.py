@@ -57,7 +57,7 @@ def _phases(answers: Answers) -> tuple[float, float]:
 def _parts(situation: Situation, answers: Answers) -> Iterator[Cause]:
     """A cause for each part of TTFT; its confidence is its share of the whole."""
     queue, prefill = _phases(answers)
-    whole = max(queue + prefill, answers.ttft.p50) or 1.0
+    whole = max(queue + prefill, answers.ttft.mean) or 1.0
     yield _queue(situation, answers, queue / whole)
     yield Cause(
         what="prompts are long for what computes them",

@@ -21,7 +21,7 @@ from ekiden.doctor.finding import Cause
 from ekiden.doctor.symptoms import diagnose
 
 CROWDED = Host(cores=2, load=8.0, replicas=("d-1",))
-LATE = Times(count=200, p50=2.0, p95=5.0, p99=6.0)
+LATE = Times(count=200, mean=2.2, p50=2.0, p95=5.0, p99=6.0)
 JITTERY = Times(count=200, p50=0.012, p95=0.2, p99=0.3)
 UNEVEN = replace(DECODE, pp=2, stage_idle=(0.1, 0.6))
 BUBBLE = replace(DECODE, pp=2, stage_idle=(0.6, 0.62))

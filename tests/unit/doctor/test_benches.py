@@ -82,7 +82,7 @@ def test_what_clients_saw_is_in_seconds_and_counts_from_sending(tmp_path: Path) 
     assert (found.name, found.seconds) == ("run.json, concurrency 8", 9.0)
     assert found.load == Load(kind="concurrency", value=8.0)
     assert (answers.count, answers.errors, answers.failed) == (40, {"http_503": 2}, 2)
-    assert (answers.ttft.p50, answers.ttft.p95) == (0.03, 0.035)
+    assert (answers.ttft.p50, answers.ttft.p95, answers.ttft.mean) == (0.03, 0.035, 0.03)
     assert (answers.tpot.p50, answers.tpot.p99) == (0.04, 0.07)
     assert (answers.prompt_tokens, answers.output_tokens) == (100.0, 10.0)
     assert found.client is not None

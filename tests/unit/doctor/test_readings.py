@@ -113,6 +113,7 @@ def test_answers_are_those_between_the_first_reading_and_the_last() -> None:
     assert answers.count == answers.ttft.count == answers.tpot.count == 4
     assert answers.phases["queue"] == pytest.approx(0.5)
     assert answers.phases["transfer"] == pytest.approx(0.02)
+    assert answers.ttft.mean == pytest.approx(0.6)
     assert answers.ttft.p50 <= answers.ttft.p95 <= 1.0
     assert (answers.prompt_tokens, answers.output_tokens) == (100.0, 5.0)
     assert answers.tokens_per_s == 10.0
