@@ -48,7 +48,7 @@ class Metrics:
         self._ranks = Gauge(
             "ekiden_replica_ranks",
             "Ranks of a replica, and how they split the model.",
-            ("replica", "role", "tp", "pp"),
+            ("replica", "role", "model", "tp", "pp"),
             registry=self._registry,
         )
         self._running = self._replica_gauge("running_requests", "Requests in a replica's batch.")
@@ -121,7 +121,9 @@ class Metrics:
             gauge.clear()
         for record in fleet.replicas():
             stats, split = record.stats, (str(record.tp), str(record.pp))
-            self._ranks.labels(record.id, record.role, *split).set(record.tp * record.pp)
+            self._ranks.labels(record.id, record.role, record.model, *split).set(
+                record.tp * record.pp
+            )
             self._running.labels(record.id).set(stats.running)
             self._waiting.labels(record.id).set(stats.waiting)
             if stats.kv_blocks_total:

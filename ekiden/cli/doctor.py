@@ -21,6 +21,7 @@ from ekiden.cli.options import (
     redis_url,
     seconds,
 )
+from ekiden.cli.output import as_json
 from ekiden.cli.plan_options import duration
 from ekiden.core import env
 from ekiden.core.config import EngineConfig
@@ -118,10 +119,6 @@ def _diagnose(args: argparse.Namespace) -> int:
     found = diagnose(_evidence(args))
     print(as_json(found) if args.json else page(found))
     return 1 if found.findings else 0
-
-
-def as_json(found: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
 def _evidence(args: argparse.Namespace) -> Evidence:

@@ -15,6 +15,7 @@ import msgspec
 from ekiden import __version__
 from ekiden.cli.bar import Bar
 from ekiden.cli.options import engine_config, redis_url
+from ekiden.cli.output import as_json
 
 if TYPE_CHECKING:
     from ekiden.core.config import EngineConfig
@@ -46,12 +47,8 @@ def run(args: argparse.Namespace) -> int:
     finally:
         bar.close()
     found = Preflight(version=__version__, checks=checks)
-    print(_json(found) if args.json else page(found))
+    print(as_json(found) if args.json else page(found))
     return 1 if found.failed else 0
-
-
-def _json(found: object) -> str:
-    return msgspec.json.format(msgspec.json.encode(found)).decode()
 
 
 def _checks(args: argparse.Namespace, bar: Bar) -> Iterator[Check]:

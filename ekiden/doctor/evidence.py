@@ -85,6 +85,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     role: str
+    model: str = ""
+    """Empty: not told, and the only one."""
     host: str = ""
     """Of the address that peers dial; empty: not told."""
     tp: int = 0
@@ -157,8 +159,14 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None = None
     """Of a bench; None of what was watched, where nobody knows what was asked."""
 
-    def of(self, role: str) -> tuple[Replica, ...]:
-        return tuple(replica for replica in self.replicas if replica.role == role)
+    def of(self, role: str, model: str | None = None) -> tuple[Replica, ...]:
+        """Replicas of one role, of every model or of one: a pool."""
+        found = (replica for replica in self.replicas if replica.role == role)
+        return tuple(replica for replica in found if model in (None, replica.model))
+
+    @property
+    def models(self) -> list[str]:
+        return sorted({replica.model for replica in self.replicas})
 
     @property
     def busy(self) -> tuple[Replica, ...]:

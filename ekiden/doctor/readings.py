@@ -93,7 +93,7 @@ def told_by_gateway(scrape: Scrape) -> Iterator[ReplicaRecord]:
         yield ReplicaRecord(
             id=name,
             role=labels["role"],
-            model="",
+            model=labels["model"],
             address="",
             epoch=0,
             version="",
@@ -139,6 +139,7 @@ def _replica(records: Sequence[ReplicaRecord], *, gone: bool) -> Replica:
     return Replica(
         id=last.id,
         role=last.role,
+        model=last.model,
         host=last.address.rpartition(":")[0],
         tp=last.tp,
         pp=last.pp,

@@ -69,17 +69,17 @@ def _agree(
 
 
 def wires(records: Records) -> list[Check]:
-    """What KV takes from each prefill replica to each decode replica, as measured."""
-    prefill = {record.id for record in records if record.role == "prefill"}
-    checks = []
-    for record in (r for r in records if r.role == "decode" and prefill):
+    """What KV takes from each prefill replica to each decode replica of its model, as measured."""
+    checks: list[Check] = []
+    for record in (one for one in records if one.role == "decode"):
+        peers = {r.id for r in records if r.role == "prefill" and r.model == record.model}
         known = {wire.peer: wire for wire in record.stats.wires}
-        for peer in sorted(prefill & known.keys()):
+        for peer in sorted(peers & known.keys()):
             wire = known[peer]
             seen = f"{record.id} from {peer}: {wire.wire}, {size(wire.bytes_per_s)}/s"
             slow = 0 < wire.bytes_per_s < SLOW_WIRE
             checks.append(_slow(seen) if slow else ok("wire", seen))
-        if missing := sorted(prefill - known.keys()):
+        if missing := sorted(peers - known.keys()):
             checks.append(_unmet(record.id, missing))
     return checks
 

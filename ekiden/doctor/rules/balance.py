@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from ekiden.doctor import thresholds as at
 from ekiden.doctor.evidence import DECODE, PREFILL, Evidence, Replica, Situation
@@ -12,8 +13,8 @@ from ekiden.doctor.rules.words import listed, share, time
 
 def uneven_load(evidence: Evidence) -> Iterator[Cause]:
     for situation in evidence.situations:
-        for role in (PREFILL, DECODE):
-            pool = [replica for replica in situation.of(role) if not replica.lost]
+        for role, model in product((PREFILL, DECODE), situation.models):
+            pool = [replica for replica in situation.of(role, model) if not replica.lost]
             if len(pool) > 1:
                 yield from _queues(situation, pool)
                 yield from _shares(situation, role)

@@ -17,7 +17,7 @@ def lost_replicas(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _lost(situation: Situation, replica: Replica) -> Cause:
-    pool = situation.of(replica.role)
+    pool = situation.of(replica.role, replica.model)
     left = [other for other in pool if not other.lost]
     errors = situation.answers.errors if situation.answers else {}
     answered = listed(f"{count} x {kind}" for kind, count in errors.items())

@@ -14,7 +14,8 @@ def apart_and_slower(evidence: Evidence) -> Iterator[Cause]:
     for situation, answers in evidence.answered:
         if sum(answers.moved.values()):
             yield from _exposed(situation, answers)
-        yield from _one_pool_waits(situation)
+        for model in situation.models:
+            yield from _one_pool_waits(situation, model)
     for whole, apart in evidence.pairs():
         yield from _beaten(whole, apart)
 
@@ -72,9 +73,12 @@ def _links(situation: Situation, answers: Answers) -> str:
     return listed(told + measured)
 
 
-def _one_pool_waits(situation: Situation) -> Iterator[Cause]:
+def _one_pool_waits(situation: Situation, model: str) -> Iterator[Cause]:
     """A pool that queues beside one that does not: the ratio is wrong."""
-    pools = {role: [r for r in situation.of(role) if not r.lost] for role in (PREFILL, DECODE)}
+    pools = {
+        role: [replica for replica in situation.of(role, model) if not replica.lost]
+        for role in (PREFILL, DECODE)
+    }
     for short, long in ((PREFILL, DECODE), (DECODE, PREFILL)):
         if not (pools[short] and pools[long]):
             return

@@ -147,7 +147,7 @@ def test_gauges_are_kept_by_name_and_replica_and_others_are_let_be():
 
 def test_a_replica_is_told_with_its_split_where_the_gateway_knows_it():
     gauges = Gauges()
-    gauges.read('ekiden_replica_ranks{replica="d-0",role="decode",tp="2",pp="3"} 6\n')
+    gauges.read('ekiden_replica_ranks{replica="d-0",role="decode",model="m",tp="2",pp="3"} 6\n')
     assert gauges.spreads() == {}
     rows = [record(0, account=account("d-0", 0, 9)), record(1, account=account("d-1", 0, 9))]
     told = service(rows, {}, gauges.splits)

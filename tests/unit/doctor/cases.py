@@ -191,6 +191,24 @@ NEAR: dict[str, tuple[str, Evidence]] = {
             )
         ),
     ),
+    "a queue for one model beside idle replicas of another": (
+        "R50",
+        spoilt(
+            replace(
+                WATCHED,
+                replicas=(replace(DECODE, waiting=20.0, model="m"), replace(OTHER, model="n")),
+            )
+        ),
+    ),
+    "prefill of one model beside decode of another": (
+        "R55",
+        spoilt(
+            replace(
+                WATCHED,
+                replicas=(replace(PREFILL, waiting=9.0, model="m"), replace(DECODE, model="n")),
+            )
+        ),
+    ),
     "unequal shares and equal waits": (
         "R50", watched(shares={"decode": {"d-1": 9000, "d-2": 400}})
     ),

@@ -197,6 +197,7 @@ def test_wires_are_shown_with_what_they_did_and_missing_ones_are_told() -> None:
     assert missing.verdict is Verdict.WARNING
     assert "d-1 has no wire from p-1" in missing.seen
     assert replicas.wires([decode()]) == []
+    assert replicas.wires([decode(), record("p-1", model="other")]) == []
 
 
 def test_hashes_are_what_they_were_computed_to_be_by_hand(

@@ -146,7 +146,7 @@ def test_without_a_registry_the_gateway_tells_of_its_replicas() -> None:
     assert (decode.id, decode.role, decode.tp, decode.running) == ("d-1", "decode", 2, 3.0)
     assert decode.stage_idle == (0.1, 0.3)
     assert (decode.kv_share, decode.collective_share) == (pytest.approx(0.4), 0.25)
-    assert prefill.role == "prefill"
+    assert (prefill.role, prefill.model) == ("prefill", "m")
 
 
 def test_a_reading_that_failed_in_between_is_left_out() -> None:
