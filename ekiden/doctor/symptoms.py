@@ -48,6 +48,12 @@ def _no_replicas(evidence: Evidence) -> str:
     return _why(evidence, "registry", "no replica tells of itself: give --redis URL")
 
 
+def _no_work(evidence: Evidence) -> str:
+    if any(situation.busy for situation in evidence.situations):
+        return ""
+    return _no_replicas(evidence) or "no replica had work: watch while requests are served"
+
+
 def _no_answers(evidence: Evidence) -> str:
     if any(True for _ in evidence.answered):
         return ""
@@ -55,20 +61,20 @@ def _no_answers(evidence: Evidence) -> str:
 
 
 def _neither(evidence: Evidence) -> str:
-    return _no_replicas(evidence) and _no_answers(evidence)
+    return _no_work(evidence) and _no_answers(evidence)
 
 
 def _no_watch(evidence: Evidence) -> str:
-    """A level of a bench does not tell which replicas were lost."""
+    """A bench does not tell which replicas were lost."""
     if any(situation.load is None and situation.replicas for situation in evidence.situations):
         return ""
     return _why(evidence, "registry", "no replica was watched: give --redis URL")
 
 
 def _no_scaling(evidence: Evidence) -> str:
+    """A wire that is full is found without; that none is full says little of scaling."""
     sizes = {len(s.of("decode")) for s in evidence.situations if s.load is not None}
-    wires = any(r.wires for s in evidence.situations for r in s.replicas)
-    if len(sizes) > 1 or wires:
+    if len(sizes) > 1:
         return ""
     return "give two --bench results with different numbers of decode replicas"
 
@@ -85,11 +91,11 @@ def _why(evidence: Evidence, what: str, otherwise: str) -> str:
 
 SYMPTOMS = (
     Symptom(requirement="R43", name="fits one device, but more TP is slower",
-            rule=slower_with_tp, lacks=_no_replicas),
+            rule=slower_with_tp, lacks=_no_work),
     Symptom(requirement="R44", name="TPOT is high or jitters",
             rule=slow_tokens, lacks=_no_answers),
     Symptom(requirement="R45", name="a pipeline with late first tokens",
-            rule=idle_stages, lacks=_no_replicas),
+            rule=idle_stages, lacks=_no_work),
     Symptom(requirement="R46", name="the tail of a mixture of experts is unstable",
             rule=_nothing, lacks=_no_experts),
     Symptom(requirement="R47", name="long prompts find no memory",
@@ -99,11 +105,11 @@ SYMPTOMS = (
     Symptom(requirement="R49", name="one device lost, all down",
             rule=lost_replicas, lacks=_no_watch),
     Symptom(requirement="R50", name="replicas are loaded unevenly",
-            rule=uneven_load, lacks=_no_replicas),
+            rule=uneven_load, lacks=_no_work),
     Symptom(requirement="R51", name="devices idle, throughput is low",
             rule=starved, lacks=_neither),
     Symptom(requirement="R52", name="devices are busy, throughput is low",
-            rule=busy_without_result, lacks=_no_replicas),
+            rule=busy_without_result, lacks=_no_work),
     Symptom(requirement="R53", name="TTFT is high",
             rule=late_first_token, lacks=_no_answers),
     Symptom(requirement="R54", name="quantised, and answers differ",

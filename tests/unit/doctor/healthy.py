@@ -64,8 +64,15 @@ LEVEL = replace(
     load=Load(kind="concurrency", value=8.0),
     client=Client(cpu_share=0.3, lag_p99_s=0.001),
 )
+TWICE = replace(
+    LEVEL,
+    name="four.json, concurrency 16",
+    load=Load(kind="concurrency", value=16.0),
+    replicas=(*LEVEL.replicas, replace(DECODE, id="d-3"), replace(OTHER, id="d-4")),
+    answers=replace(ANSWERS, tokens_per_s=760.0),
+)
 HEALTHY = Evidence(
-    situations=(WATCHED, LEVEL),
+    situations=(WATCHED, LEVEL, TWICE),
     host=Host(cores=16, load=9.0, replicas=("d-1",)),
     same_prompts=SamePrompts(asked=100, equal=99, against="http://other:8000"),
 )
