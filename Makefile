@@ -8,7 +8,7 @@ PATHS := ekiden kv_transfer prefill_svc decode_svc gateway tests examples script
 .PHONY: help demo up test test-full check proto compose-test install install-dev clean
 .PHONY: chaos soak
 .PHONY: quality bench bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline
-.PHONY: bench-transfer
+.PHONY: bench-transfer bench-sim
 
 help:
 	@echo "make demo          install, fetch the model, one question answered across two pools"
@@ -27,6 +27,7 @@ help:
 	@echo "     overhead      the whole stack against the bare engine"
 	@echo "     pipeline      how busy the stages of a pipeline are"
 	@echo "     transfer      KV between two processes, beside memcpy, TCP sockets and NIXL, a chart"
+	@echo "     sim           simulated seconds a second at 1,000 replicas (ARGS=\"--trace FILE\")"
 	@echo "make chaos         kill, stop and cut a deployment in every state of a hand-off, then audit it"
 	@echo "make soak          5,000 requests through one hand-off pair: same answers, flat memory"
 	@echo "make compose-test  build and run compose/ on a Docker engine"
@@ -68,7 +69,7 @@ bench: install
 quality: install
 	@$(BIN)/python scripts/quality.py $(ARGS)
 
-bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline bench-transfer: bench-%: install-dev
+bench-engine bench-streams bench-tp bench-interference bench-overhead bench-pipeline bench-transfer bench-sim: bench-%: install-dev
 	@$(BIN)/python scripts/bench_$*.py $(ARGS)
 
 chaos soak: install-dev

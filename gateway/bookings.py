@@ -49,6 +49,10 @@ class Bookings:
             kv_tokens=sum(booking.kv_tokens for booking in recent),
         )
 
+    def __contains__(self, life: Life) -> bool:
+        """Whether it has any."""
+        return life in self._open
+
     @property
     def count(self) -> int:
         return sum(len(held) for held in self._open.values())
@@ -74,6 +78,10 @@ class Suspects:
 
     def __contains__(self, life: Life) -> bool:
         return self._until.get(life, 0.0) > self._clock.now()
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._until)
 
     def keep_only(self, lives: set[Life]) -> None:
         for table in (self._until, self._failures):

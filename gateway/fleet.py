@@ -1,6 +1,6 @@
 """The replicas this gateway can use now: the registry's members, their links, what is booked.
 
-Joins the pure parts (routing, bookings, prefix guess) with the live ones (watcher, links).
+Joins the pure part (placing) with the live ones (watcher, links).
 """
 
 from __future__ import annotations
@@ -13,29 +13,39 @@ import msgspec
 
 from ekiden.core.clock import Clock
 from ekiden.core.errors import EkidenError, Unavailable
-from ekiden.core.hashes import GRANULE, granule_hashes, root_hash
+from ekiden.core.hashes import granule_hashes, root_hash
 from ekiden.core.types import Completion, PrefillCandidate
-from ekiden.registry.record import READY, UNWELL, ReplicaRecord
-from ekiden.registry.watcher import POLL_S, Watcher
-from gateway.bookings import Booking, Bookings, Suspects
+from ekiden.registry.record import POLL_S, READY, UNWELL, ReplicaRecord
+from ekiden.registry.watcher import Watcher
 from gateway.catalog import ServedModel
 from gateway.decode_link import CONNECT_S, DecodeLink
-from gateway.prefix_guess import Life, PrefixGuess
-from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
+from gateway.placing import Placed, Placer
+from gateway.prefix_guess import Life
+from gateway.routing import Ask
 
-MAX_PREFILL_CANDIDATES = 3
 _RETRY_S = 1.0
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request goes. Given back to the fleet when the request ends."""
 
-    life: Life
+    placed: Placed
     link: DecodeLink
-    prefill: tuple[PrefillCandidate, ...]
-    bookings: tuple[Booking, ...]
-    predicted_cached: int
-    """Prompt tokens expected in a cache of the chosen replicas."""
+
+    @property
+    def life(self) -> Life:
+        return self.placed.decode.life
+
+    @property
+    def predicted_cached(self) -> int:
+        return self.placed.predicted_cached
+
+    @property
+    def prefill(self) -> tuple[PrefillCandidate, ...]:
+        return tuple(
+            PrefillCandidate(replica_id=one.id, address=one.address, epoch=one.epoch)
+            for one in self.placed.prefill
+        )
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,13 +67,10 @@ class Fleet:
     ) -> None:
         self._watcher = watcher
         self._open_link = open_link
-        self._rng = rng
         self._links: dict[Life, DecodeLink] = {}
         self._retired: set[DecodeLink] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._guess = PrefixGuess()
-        self._bookings = Bookings(clock)
-        self._suspects = Suspects(clock)
+        self._placer = Placer(clock, rng, figures_since=self._figures_since)
         watcher.on_change(self._follow)
 
     async def start(self) -> None:
@@ -107,31 +114,26 @@ class Fleet:
         Raises:
             Unavailable: no decode replica is left.
         """
-        prefill = self._candidates(self._usable(model, "prefill"), granules)
         ready = [r for r in self._usable(model, "decode") if r.life not in without]
-        decode = self._candidates(ready or self._unavailable(model), granules)
-        order = order_prefill(prefill, ask, self._rng)
-        first = order_decode(decode, ask, self._rng, prefill_rate=best_rate(prefill))[0].candidate
-        chosen = [scored.candidate for scored in order[:MAX_PREFILL_CANDIDATES]]
-        return self._book(model, first, chosen, granules, ask)
+        placed = self._placer.place(
+            ready or self._unavailable(model), self._usable(model, "prefill"), granules, ask
+        )
+        return Placement(placed=placed, link=self._links[placed.decode.life])
 
     def finish(self, placement: Placement, completion: Completion | None) -> None:
         """The request ended; without a completion it was cancelled or failed."""
-        for booking in placement.bookings:
-            self._bookings.release(booking)
-        if completion is None:
-            return
-        self._suspects.worked(placement.life)
-        if placement.prefill and completion.prefill_replica:
-            self._judge_prefill(placement, completion)
+        self._placer.finish(
+            placement.placed,
+            worked=completion is not None,
+            prefilled_on=completion.prefill_replica if completion else "",
+        )
 
     def first_token(self, placement: Placement) -> None:
         """Prefill is done with the request."""
-        for booking in placement.bookings[1:]:
-            self._bookings.release(booking)
+        self._placer.first_token(placement.placed)
 
     def failed(self, placement: Placement, *, certain: bool) -> None:
-        self._suspects.failed(placement.life, certain=certain)
+        self._placer.failed(placement.life, certain=certain)
 
     def missing(self, model: ServedModel) -> str | None:
         """None if the model can be served now, else one sentence."""
@@ -172,71 +174,9 @@ class Fleet:
                 return f"cannot be reached ({link.trouble if link else 'unknown'})"
         return None
 
-    def _candidates(
-        self, records: Sequence[ReplicaRecord], granules: Sequence[bytes]
-    ) -> list[Candidate]:
-        return [
-            Candidate(
-                id=record.id,
-                epoch=record.epoch,
-                block_size=record.block_size,
-                stats=record.stats,
-                # Figures are read up to one poll after they were written.
-                booked=self._bookings.since(record.life, self._watcher.changed_at(record) - POLL_S),
-                cached_tokens=GRANULE * self._guess.cached(record.life, granules),
-                suspect=record.life in self._suspects or record.status == UNWELL,
-            )
-            for record in records
-        ]
-
-    def _book(
-        self,
-        model: ServedModel,
-        decode: Candidate,
-        prefill: Sequence[Candidate],
-        granules: Sequence[bytes],
-        ask: Ask,
-    ) -> Placement:
-        records = {record.life: record for record in self.replicas()}
-        chosen = (decode, *prefill[:1])
-        uncached = [max(ask.prompt - c.cached_tokens, 0) for c in chosen]
-        bookings = [
-            self._bookings.book(
-                (decode.id, decode.epoch),
-                uncached_tokens=0 if prefill else uncached[0],
-                kv_tokens=ask.prompt + ask.max_output * ask.choices,
-            )
-        ]
-        if prefill:
-            life = (prefill[0].id, prefill[0].epoch)
-            bookings.append(
-                self._bookings.book(life, uncached_tokens=uncached[1], kv_tokens=ask.prompt)
-            )
-        for candidate in chosen:
-            record = records[candidate.id, candidate.epoch]
-            capacity = record.stats.kv_blocks_total * record.block_size // GRANULE
-            self._guess.add(record.life, granules, capacity=capacity)
-        return Placement(
-            life=(decode.id, decode.epoch),
-            link=self._links[decode.id, decode.epoch],
-            prefill=tuple(
-                PrefillCandidate(
-                    replica_id=c.id, address=records[c.id, c.epoch].address, epoch=c.epoch
-                )
-                for c in prefill
-            ),
-            bookings=tuple(bookings),
-            predicted_cached=max(c.cached_tokens for c in chosen),
-        )
-
-    def _judge_prefill(self, placement: Placement, completion: Completion) -> None:
-        """The one that prefilled works; those asked before it did not."""
-        for candidate in placement.prefill:
-            life = (candidate.replica_id, candidate.epoch)
-            if candidate.replica_id == completion.prefill_replica:
-                self._suspects.worked(life)
-                return
-            self._suspects.failed(life, certain=True)
+    def _figures_since(self, record: ReplicaRecord) -> float:
+        """Figures are read up to one poll after they were written."""
+        return self._watcher.changed_at(record) - POLL_S
 
     def _follow(self, records: Sequence[ReplicaRecord]) -> None:
         """Open links to new lives, retire those of lives that are gone."""
@@ -247,9 +187,7 @@ class Fleet:
                 self._links[life].start()
         for life in [life for life in self._links if life not in decode]:
             self._retire(self._links.pop(life))
-        lives = {record.life for record in records}
-        self._guess.keep_only(lives)
-        self._suspects.keep_only(lives)
+        self._placer.keep_only({record.life for record in records})
 
     def _retire(self, link: DecodeLink) -> None:
         """No new requests; what it holds may end, then it is closed."""

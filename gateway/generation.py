@@ -18,10 +18,10 @@ from ekiden.core.types import Completion, Delta, Fallback, FinishReason, Request
 from gateway.catalog import ServedModel
 from gateway.decode_link import Event, Inbox
 from gateway.fleet import Fleet, Placement, prompt_granules
+from gateway.placing import MAX_ATTEMPTS
 from gateway.prefix_guess import Life
 from gateway.routing import Ask
 
-MAX_ATTEMPTS = 3
 _MARGIN_S = 5.0
 """The replica ends a request at its deadline; the gateway waits a little longer to be told."""
 

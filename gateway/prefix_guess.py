@@ -28,8 +28,10 @@ class PrefixGuess:
         bound = min(self._max, capacity) if capacity else self._max
         # Heads last, so that they are the youngest: a prompt then shrinks from its end.
         for granule in reversed(granules[:bound]):
-            seen[granule] = None
-            seen.move_to_end(granule)
+            if granule in seen:
+                seen.move_to_end(granule)
+            else:
+                seen[granule] = None
         while len(seen) > bound:
             seen.popitem(last=False)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from heapq import nsmallest
+from operator import itemgetter
 
 import msgspec
 
@@ -62,25 +64,33 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def order_prefill(pool: Sequence[Candidate], ask: Ask, rng: random.Random) -> list[Scored]:
-    """All prefill replicas by predicted time to the hand-off token, best first."""
+def order_prefill(
+    pool: Sequence[Candidate], ask: Ask, rng: random.Random, *, most: int | None = None
+) -> list[Scored]:
+    """Prefill replicas by predicted time to the hand-off token, best first: the first ``most`` of
+    them, or all."""
     best_rate = _best_rate(pool)
-    return _ordered([(c, _prefill_s(c, ask, best_rate)) for c in pool], rng)
+    return _ordered([(c, _prefill_s(c, ask, best_rate)) for c in pool], rng, most)
 
 
 def order_decode(
-    pool: Sequence[Candidate], ask: Ask, rng: random.Random, *, prefill_rate: float = 0.0
+    pool: Sequence[Candidate],
+    ask: Ask,
+    rng: random.Random,
+    *,
+    prefill_rate: float = 0.0,
+    most: int | None = None,
 ) -> list[Scored]:
-    """All decode replicas by predicted time to the last token, best first.
+    """Decode replicas by predicted time to the last token, best first: the first ``most`` of them,
+    or all.
 
     ``prefill_rate`` is that of the best prefill replica, 0 where decode prefills by itself.
     """
     own_rate = _best_rate(pool)
     step_s = min((c.stats.step_s for c in pool if c.stats.step_s), default=_DEFAULT_STEP_S)
-    scores = [
-        (c, _prefill_s(c, ask, prefill_rate or own_rate) + _decode_s(c, ask, step_s)) for c in pool
-    ]
-    return _ordered(scores, rng)
+    rate = prefill_rate or own_rate
+    scores = [(c, _prefill_s(c, ask, rate) + _decode_s(c, ask, step_s)) for c in pool]
+    return _ordered(scores, rng, most)
 
 
 def best_rate(pool: Sequence[Candidate]) -> float:
@@ -121,7 +131,13 @@ def _steps_until_room(candidate: Candidate, ask: Ask, output: int) -> float:
     return _EXPECTED_OUTPUT * short / held if short > 0 and held else 0.0
 
 
-def _ordered(scores: Sequence[tuple[Candidate, float]], rng: random.Random) -> list[Scored]:
-    keyed = [((c.suspect, seconds, rng.random()), c, seconds) for c, seconds in scores]
-    keyed.sort(key=lambda item: item[0])
-    return [Scored(candidate=c, seconds=seconds) for _, c, seconds in keyed]
+def _ordered(
+    scores: Sequence[tuple[Candidate, float]], rng: random.Random, most: int | None
+) -> list[Scored]:
+    draw = rng.random
+    keyed = [(c.suspect, seconds, draw(), c) for c, seconds in scores]
+    best = sorted(keyed, key=_KEY) if most is None else nsmallest(most, keyed, key=_KEY)
+    return [Scored(candidate=c, seconds=seconds) for _, seconds, _, c in best]
+
+
+_KEY = itemgetter(0, 1, 2)

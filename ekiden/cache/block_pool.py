@@ -25,14 +25,17 @@ class BlockPool:
         """``total`` blocks, all free. Without ``caching`` nothing is ever indexed or found."""
         self.total = total
         self._caching = caching
-        self._free = list(range(total - 1, -1, -1))
+        self._free: list[int] = []
+        """Those that were given back, the last one first to go; then come those never used."""
+        self._unused = 0
+        """The first block that was never used: a large pool costs nothing before it fills."""
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._owners: dict[int, int] = {}
         self._index = PrefixIndex()
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.total - self._unused
 
     @property
     def cached(self) -> int:
@@ -45,7 +48,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that ``allocate`` could give."""
-        return len(self._free) + len(self._cached)
+        return self.free + len(self._cached)
 
     @property
     def owners(self) -> Mapping[int, int]:
@@ -67,6 +70,9 @@ class BlockPool:
     def _take(self) -> int:
         if self._free:
             return self._free.pop()
+        if self._unused < self.total:
+            self._unused += 1
+            return self._unused - 1
         block, _ = self._cached.popitem(last=False)
         self._index.remove(block)
         return block
@@ -131,7 +137,7 @@ class BlockPool:
         Raises:
             InvariantBroken: free + cached + held is not total.
         """
-        counts = (len(self._free), len(self._cached), len(self._owners))
+        counts = (self.free, len(self._cached), len(self._owners))
         if sum(counts) != self.total:
             raise InvariantBroken(
                 f"block books do not balance: free {counts[0]} + cached {counts[1]} + "
@@ -144,8 +150,9 @@ class BlockPool:
         Raises:
             InvariantBroken: free + cached + held is not total, or a block is in two states.
         """
-        free, cached, held = set(self._free), set(self._cached), set(self._owners)
-        counts = (len(self._free), len(cached), len(held))
+        free = {*self._free, *range(self._unused, self.total)}
+        cached, held = set(self._cached), set(self._owners)
+        counts = (self.free, len(cached), len(held))
         if sum(counts) != self.total or len(free | cached | held) != self.total:
             raise InvariantBroken(
                 f"block books do not balance: free {counts[0]} + cached {counts[1]} + "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ekiden.bench.arrivals import ARRIVALS
 from ekiden.cli.bar import Bar
+from ekiden.cli.bench_calibrate import add_calibrate
 from ekiden.cli.bench_config import (
     DEFAULT_BURST,
     DEFAULT_COUNT,
@@ -51,6 +52,7 @@ def add_parser(commands: Any) -> None:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     add_compare(verbs)
     add_mock(verbs)
+    add_calibrate(verbs)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -4,13 +4,16 @@ off that is."""
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ekiden.cli.bar import Bar
 from ekiden.cli.command import add_command
 from ekiden.cli.plan_options import add_question, question
 
 if TYPE_CHECKING:
+    from ekiden.planner.decision import Decision
     from ekiden.planner.score import Judged, Score
 
 _EXAMPLES = """examples:
@@ -18,6 +21,7 @@ _EXAMPLES = """examples:
   ekiden plan Llama-3.1-70B --gpu H100 --gpus-per-host 8 --workload rag --rate 2 \\
       --ttft-p95 3s --tpot-p95 50ms --gpu-price 2.5               for a rate and objectives
   ekiden plan /models/llama --gpu L40S --gpus-per-host 4 --out ./deploy    and the files for it
+  ekiden plan Llama-3.1-8B --gpu H100 --rate 4 --simulate         and check it by simulated traffic
   ekiden plan --score measured.csv            the planner beside what was measured
 
 --score takes a file with one published measurement a line: start-up logs of KV capacity (kind kv),
@@ -31,6 +35,11 @@ def add_parser(commands: Any) -> None:
         commands, "plan", "say how to lay a model out over GPUs, and why", _EXAMPLES
     )
     add_question(parser)
+    parser.add_argument(
+        "--simulate", action="store_true",
+        help="check the choice by simulated traffic; the exit code is 1 too where that misses an "
+        "objective",
+    )  # fmt: skip
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print plain data, not a page")
     output.add_argument(
@@ -56,6 +65,7 @@ def _plan(args: argparse.Namespace) -> int:
     from ekiden.cli.plan_files import deployment, write
     from ekiden.cli.plan_html import html
     from ekiden.cli.plan_page import page
+    from ekiden.cli.plan_simulate import section
     from ekiden.models.registry import MODELS
     from ekiden.planner.catalogue import servable
     from ekiden.planner.decision import decide
@@ -64,14 +74,29 @@ def _plan(args: argparse.Namespace) -> int:
     decision = decide(question(args))
     model = servable(args.model)
     plan = report(decision, model, MODELS)
-    print(_json(plan) if args.json else page(plan))
+    text = page(plan)
+    if args.simulate:
+        plan["simulated"] = _simulated(decision, args.trace)
+        text = f"{text}\n\n{section(plan)}"
+    print(_json(plan) if args.json else text)
     if args.out:
-        texts = {"plan.txt": page(plan) + "\n", "plan.json": _json(plan) + "\n"}
+        texts = {"plan.txt": text + "\n", "plan.json": _json(plan) + "\n"}
         files = {} if plan["deploy"]["blocked"] else deployment(decision, model, args.out)
         write(args.out, texts | files)
     if args.html:
         write(args.html.parent, {args.html.name: html(decision, plan)})
-    return 0 if plan["met"] else 1
+    kept = not (args.simulate and plan["simulated"]["missed"])
+    return 0 if plan["met"] and kept else 1
+
+
+def _simulated(decision: Decision, trace: Path | None) -> dict[str, Any]:
+    from ekiden.cli.plan_simulate import simulated
+
+    bar = Bar(unit=lambda total: f"{total} requests")
+    try:
+        return simulated(decision, trace, partial(bar, "simulate"))
+    finally:
+        bar.close()
 
 
 def _json(found: object) -> str:

@@ -59,13 +59,15 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", metavar="MODEL",
         help="a config.json, the directory of a model, or a name such as Llama-3.1-8B",
     )  # fmt: skip
-    _add_devices(parser.add_argument_group("devices"))
-    _add_work(parser.add_argument_group("workload"))
-    _add_objectives(parser.add_argument_group("objectives"))
-    _add_engine(parser.add_argument_group("engine"))
+    add_devices(parser.add_argument_group("devices"))
+    add_work(parser.add_argument_group("workload"))
+    add_objectives(parser.add_argument_group("objectives"))
+    add_engine(parser.add_argument_group("engine"))
+    _add_choices(parser.add_argument_group("choices"))
 
 
-def _add_devices(group: Any) -> None:
+def add_devices(group: Any) -> None:
+    """The GPUs at hand."""
     group.add_argument("--gpu", metavar="NAME", default="", help="such as H100, A6000 or l40s")
     group.add_argument(
         "--gpus-per-host", type=int, metavar="N", default=1, help="GPUs of a host (default: 1)"
@@ -82,7 +84,8 @@ def _add_devices(group: Any) -> None:
     )  # fmt: skip
 
 
-def _add_work(group: Any) -> None:
+def add_work(group: Any) -> None:
+    """What is asked of them."""
     group.add_argument(
         "--workload", metavar="NAME", default="chat",
         help="chat (200 tokens of prompt/200 of output), rag (8192/200), writing (200/2000), mixed "
@@ -108,28 +111,18 @@ def _add_work(group: Any) -> None:
     )  # fmt: skip
 
 
-def _add_objectives(group: Any) -> None:
+def add_objectives(group: Any) -> None:
+    """Limits at percentiles."""
     for name in _PERCENTILES:
         what, percentile = name.split("-p")
         group.add_argument(
             f"--{name}", type=duration, metavar="TIME",
             help=f"most that P{percentile} of {what.upper()} may be: 500ms or 1.5s",
         )  # fmt: skip
-    group.add_argument(
-        "--concurrency", type=at_least(1), metavar="N", default=1,
-        help="requests of full length whose KV must have room at once (default: 1)",
-    )  # fmt: skip
-    group.add_argument(
-        "--spare-replicas", type=at_least(0), metavar="N", default=0,
-        help="replicas of each pool that may be lost with the objectives still met; with --rate "
-        "(default: 0)",
-    )  # fmt: skip
-    group.add_argument(
-        "--gpu-price", type=positive, metavar="PRICE", help="of one GPU for an hour, in your money"
-    )
 
 
-def _add_engine(group: Any) -> None:
+def add_engine(group: Any) -> None:
+    """The layout and limits of a replica."""
     group.add_argument(
         "-tp", "--tensor-parallel-size", type=at_least(1), metavar="N",
         help="look at this layout only, with --pipeline-parallel-size (default: at every one)",
@@ -141,10 +134,6 @@ def _add_engine(group: Any) -> None:
     group.add_argument(
         "--weights", metavar="FORMAT", default="auto",
         help="bf16, fp8, int8, int4, awq, ... (default: auto, as the model is published)",
-    )  # fmt: skip
-    group.add_argument(
-        "--smaller-weights", metavar="FORMATS", default="fp8,int8,int4",
-        help="what may be proposed instead, the wider first, or none (default: fp8,int8,int4)",
     )  # fmt: skip
     group.add_argument(
         "--kv-cache-dtype", metavar="DTYPE", default="auto",
@@ -177,6 +166,26 @@ def _add_engine(group: Any) -> None:
     )  # fmt: skip
 
 
+def _add_choices(group: Any) -> None:
+    """What only a decision asks for."""
+    group.add_argument(
+        "--smaller-weights", metavar="FORMATS", default="fp8,int8,int4",
+        help="what may be proposed instead, the wider first, or none (default: fp8,int8,int4)",
+    )  # fmt: skip
+    group.add_argument(
+        "--concurrency", type=at_least(1), metavar="N", default=1,
+        help="requests of full length whose KV must have room at once (default: 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--spare-replicas", type=at_least(0), metavar="N", default=0,
+        help="replicas of each pool that may be lost with the objectives still met; with --rate "
+        "(default: 0)",
+    )  # fmt: skip
+    group.add_argument(
+        "--gpu-price", type=positive, metavar="PRICE", help="of one GPU for an hour, in your money"
+    )
+
+
 def question(args: argparse.Namespace) -> Asked:
     """What was asked. Raises SetupError that names the field, its value and the choices."""
     from ekiden.core.errors import SetupError
@@ -189,15 +198,15 @@ def question(args: argparse.Namespace) -> Asked:
 
     if not args.model:
         raise SetupError("no MODEL: give a config.json, a directory, or a name as Llama-3.1-8B")
-    told = _calibration(args.calibration)
+    told = told_by(args.calibration)
     card = gpu(args.gpu) if args.gpu else told.device
     if card is None:
         raise SetupError(f"no --gpu: choose one of {', '.join(known.name for known in gpus())}")
     shape = geometry(args.model)
-    work = _workload(args)
+    work = workload_of(args)
     limits = _limits(args, work)
     names = [name for name in args.smaller_weights.split(",") if name not in ("", "none")]
-    own = _own(args, shape)
+    own = own_weights(args.weights, shape)
     kv_format(args.kv_cache_dtype)
     return Asked(
         geometry=shape,
@@ -239,14 +248,16 @@ def _pinned(args: argparse.Namespace) -> Layout | None:
     return Layout(tp=tp or 1, pp=pp or 1) if tp or pp else None
 
 
-def _calibration(name: str) -> Calibration:
+def told_by(name: str) -> Calibration:
+    """A shipped calibration, or that of a JSON file. Raises SetupError: there is none."""
     from ekiden.planner.calibration import calibration, read_calibration
 
     file = Path(name)
     return read_calibration(file) if file.suffix == ".json" or file.exists() else calibration(name)
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def workload_of(args: argparse.Namespace) -> Workload:
+    """The trace's, a named one, or one of given lengths. Raises SetupError."""
     import msgspec
 
     from ekiden.planner.trace import from_trace
@@ -292,9 +303,10 @@ def _objectives(args: argparse.Namespace, work: Workload) -> Objectives:
     return Objectives(**stated) if stated else assumed_objectives(work)
 
 
-def _own(args: argparse.Namespace, shape: Geometry) -> WeightFormat:
+def own_weights(name: str, shape: Geometry) -> WeightFormat:
+    """``auto``: as the model is published."""
     from ekiden.planner.precision import published, weight_format
 
-    if args.weights != "auto":
-        return weight_format(args.weights)
+    if name != "auto":
+        return weight_format(name)
     return published(shape.quant_method, shape.dtype, shape.model_type)

@@ -82,7 +82,10 @@ class Meters:
         self.collective.add(result.compute_s, (result.collective_s,))
         sizes = [chunk.stop - chunk.start for chunk in chunks]
         rows = sum(size == 1 for size in sizes)
-        tokens = sum(sizes) - rows
+        self.measured(rows, sum(sizes) - rows, seconds)
+
+    def measured(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step of ``rows`` decode rows and ``tokens`` of prompts took ``seconds``."""
         if not tokens:
             self.step_s.add(seconds)
         # A prompt's short tail in a step full of rows says little about the speed of prefill.

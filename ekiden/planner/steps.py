@@ -153,6 +153,10 @@ class Stepper:
         """One step of ``batch`` a DP group, through every stage."""
         return self._pipelined(batch, 1)
 
+    def slowest(self, batch: Batch) -> float:
+        """Seconds of a step's slowest stage: so long after it the next step may follow."""
+        return _slowest(self._stages(batch))
+
     def prompt(self, tokens: float, before: float = 0.0) -> Split:
         """From a prompt's first chunk to its first token; ``before``: tokens that were cached.
 

@@ -9,6 +9,8 @@ from ekiden.core.types import ReplicaStats
 TTL_S = 5.0
 """A record nobody renews for this long is gone."""
 RENEW_S = 1.0
+POLL_S = 0.25
+"""Between two readings."""
 
 INDEX_KEY = "{ekiden}:replicas"
 """A set of replica ids. The braces keep all keys in one slot of a Redis Cluster."""

@@ -14,11 +14,10 @@ from ekiden.core.errors import DeadlineExceeded, SetupError
 from ekiden.registry import scripts
 from ekiden.registry.client import open_redis, shown
 from ekiden.registry.loop import Periodic
-from ekiden.registry.record import INDEX_KEY, KEY_PREFIX, TTL_S, ReplicaRecord, decode
+from ekiden.registry.record import INDEX_KEY, KEY_PREFIX, POLL_S, TTL_S, ReplicaRecord, decode
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.25
 _CALL_S = 1.0
 _FAILURES = (redis.RedisError, OSError, TimeoutError)
 

@@ -309,3 +309,40 @@ def test_the_example_in_the_docs_is_what_is_printed(printed):
     text = Path("docs/plan-example.md").read_text()
     command, _, page = text.partition("```console\n$ ")[2].removesuffix("```\n").partition("\n")
     assert printed(*shlex.split(command)[2:]) == page, "constants changed? print it anew"
+
+
+def test_a_choice_is_checked_by_simulated_traffic(capsys):
+    words = ("plan", "Llama-3.1-8B", "--gpu", "H100", "--rate", "4", "--simulate")
+    assert main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    ours, computed = told["simulated"], told["chosen"]["latency"]
+    assert ours["failed"] == 0
+    assert not ours["missed"]
+    assert ours["latency"]["tpot_p50"] == pytest.approx(computed["tpot_p50"], rel=0.1)
+    assert ours["latency"]["ttft_p50"] == pytest.approx(computed["ttft_p50"], rel=0.2)
+    assert main(list(words)) == 0
+    page = capsys.readouterr().out.partition("\nSimulated\n")[2]
+    assert "every objective was kept" in page
+    assert "requests at 4/s" in page
+
+
+def test_a_plan_that_misses_an_objective_under_traffic_says_so(capsys, monkeypatch):
+    """As if the planner thought the replicas ten times as quick as the simulation does."""
+    from ekiden.cli import plan_simulate
+
+    monkeypatch.setattr(plan_simulate, "requests", _burst)
+    words = ("plan", "Llama-3.1-8B", "--gpu", "H100", "--rate", "4", "--simulate")
+    assert main(list(words)) == 1
+    assert "objectives missed: TTFT P95" in capsys.readouterr().out
+
+
+def _burst(decision, world, trace):
+    from ekiden.sim.asked import Asked
+
+    return [Asked(number=i, due_s=0.01 * i, prompt=900, output=20) for i in range(200)]
+
+
+def test_what_cannot_serve_is_not_simulated(capsys):
+    words = ("plan", "Llama-3.1-70B", "--gpu", "A6000", "--smaller-weights", "none", "--simulate")
+    assert main(list(words)) == 2
+    assert "--simulate" in capsys.readouterr().err

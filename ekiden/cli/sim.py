@@ -1,0 +1,67 @@
+"""``ekiden sim``: traffic through simulated replicas, by the real router and the real scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ekiden.cli.bar import Bar
+from ekiden.cli.command import add_command
+from ekiden.cli.sim_options import add_simulation, requests, runs, slo, subject
+
+if TYPE_CHECKING:
+    from ekiden.sim.figures import Figures
+
+_EXAMPLES = """examples:
+  ekiden sim Llama-3.1-8B --gpu H100 --trace conversation_trace.jsonl --replicas 8 \\
+      --ratio 1:3,2:2,3:1,0:4 --slo ttft=2000,tpot=50             which ratio serves it best
+  ekiden sim Llama-3.1-8B --gpu H100 --workload rag --rate 8 --ratio 0:8 \\
+      --policy router,round-robin,least-requests                  what the router is worth
+  ekiden sim Llama-3.1-70B -tp 4 --gpu H100 --gpus-per-host 8 --rate 20 --ratio 50:150 \\
+      --mtbf 2000 --mttr 120                                      replicas that die now and then
+  ekiden sim Llama-3.1-8B --gpu H100 --rate 30 --autoscale 2:40 --start-delay 90
+  ekiden sim Llama-3.1-8B --gpu H100 --rate 8 --ratio 4:4 --kill decode-0@30 --json
+
+The gateway's router, the engine's scheduler, its block pool and its prefix cache are the real code;
+steps, links and failures are modelled, as docs/sim.md tells. Times come from the planner's latency
+model and are as good as its --calibration.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    parser = add_command(commands, "sim", "simulate traffic through pools of replicas", _EXAMPLES)
+    add_simulation(parser)
+    parser.add_argument("--json", action="store_true", help="print plain data, not a table")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """0; 1 where a run answered nothing."""
+    from ekiden.sim.figures import figures
+    from ekiden.sim.run import simulate
+
+    found: list[Figures] = []
+    bar = Bar(unit=lambda total: f"{total} requests")
+    try:
+        for name, scenario in runs(args, subject(args)):
+            asked, left_out = requests(args, scenario)
+            outcome = simulate(scenario, asked, partial(bar, name))
+            found.append(figures(name, outcome, slo(args), left_out=left_out))
+    finally:
+        bar.close()
+    _tell(args, found)
+    return 0 if all(run.succeeded for run in found) else 1
+
+
+def _tell(args: argparse.Namespace, found: list[Figures]) -> None:
+    import msgspec
+
+    from ekiden.sim.table import table
+
+    if args.json:
+        data = msgspec.json.encode({"schema": "ekiden.sim/1", "seed": args.seed, "runs": found})
+        sys.stdout.write(msgspec.json.format(data).decode() + "\n")
+    else:
+        print(table(found))

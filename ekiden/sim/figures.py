@@ -1,0 +1,217 @@
+"""From the records of a run to its figures, by the definitions of ``ekiden bench`` (docs/bench.md).
+
+Fields that a bench result has too bear the same names, so that the two can be laid side by side.
+Durations are milliseconds in fields that end in ``_ms``, seconds in those that end in ``_s``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from ekiden.sim.pools import ROLES
+from ekiden.sim.record import Record
+from ekiden.sim.run import Outcome, Span
+
+SOURCES = ("decode_cache", "prefill_cache", "prefill_computed", "local_computed")
+_POINTS = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How values are spread. Percentiles are linear between ranks."""
+
+    count: int = 0
+    mean: float = 0.0
+    std: float = 0.0
+    min: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+
+class Slo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request must keep to count for goodput, in ms; 0: not asked."""
+
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    e2e_ms: float = 0.0
+
+
+class Goodput(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that met every part of the SLO."""
+
+    requests_per_s: float
+    share: float
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of one role."""
+
+    role: str
+    replicas: int
+    """Those of the beginning and whatever came later; a second life counts once more."""
+    gpu_hours: float
+    busy_share: float
+    """Of the time of its lives, that with a step in flight."""
+    link_share: float
+    """The same, with KV on its link."""
+    imbalance: float
+    """Tokens of its busiest replica over the mean: prompt tokens of prefill, output tokens of
+    decode; 1 is even."""
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    name: str
+    requests: int
+    left_out: int
+    """Requests of the trace that are longer than a replica takes."""
+    succeeded: int
+    errors: dict[str, int]
+    error_rate: float
+    duration_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    ttft_ms: Spread
+    tpot_ms: Spread
+    e2e_ms: Spread
+    goodput: Goodput | None
+    prompt_tokens: Spread
+    output_tokens: Spread
+    phases_ms: dict[str, Spread]
+    """Parts of E2E: waiting, prefill, and what the second token waits for KV beside decoding."""
+    prompt_sources: dict[str, int]
+    """Prompt tokens by the place that their KV came from."""
+    cache_hit_share: float
+    fallbacks: dict[str, int]
+    preemptions: int
+    killed: int
+    moved_bytes: int
+    pools: list[Pool]
+
+
+def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figures:
+    """All figures of a run."""
+    rows = outcome.records
+    good = [row for row in rows if row.ok]
+    passed = _duration(rows)
+    output = sum(row.asked.output for row in good)
+    prompt = sum(row.asked.prompt for row in good)
+    sources = {source: sum(getattr(row, source) for row in good) for source in SOURCES}
+    return Figures(
+        name=name,
+        requests=len(rows),
+        left_out=left_out,
+        succeeded=len(good),
+        errors=dict(Counter(row.error for row in rows if not row.ok)),
+        error_rate=1 - len(good) / len(rows) if rows else 0.0,
+        duration_s=passed,
+        requests_per_s=_rate(len(good), passed),
+        output_tokens_per_s=_rate(output, passed),
+        total_tokens_per_s=_rate(output + prompt, passed),
+        ttft_ms=_ms(row.ttft_s for row in good),
+        tpot_ms=_ms(row.tpot_s for row in good if row.tpot_s is not None),
+        e2e_ms=_ms(row.e2e_s for row in good),
+        goodput=_goodput(rows, slo, passed),
+        prompt_tokens=spread(row.asked.prompt for row in good),
+        output_tokens=spread(row.asked.output for row in good),
+        phases_ms=_phases(good),
+        prompt_sources=sources,
+        cache_hit_share=(sources["decode_cache"] + sources["prefill_cache"]) / (prompt or 1),
+        fallbacks=dict(Counter(kind for row in rows for kind in row.fallbacks)),
+        preemptions=sum(row.preemptions for row in rows),
+        killed=outcome.killed,
+        moved_bytes=sum(row.moved_bytes for row in rows),
+        pools=[_pool(role, outcome) for role in ROLES if _spans(role, outcome)],
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """All zeros of nothing."""
+    found = np.fromiter(values, dtype=np.float64)
+    if not found.size:
+        return Spread()
+    points = np.percentile(found, list(_POINTS.values()))
+    return Spread(
+        count=found.size,
+        mean=float(found.mean()),
+        std=float(found.std()),
+        min=float(found.min()),
+        max=float(found.max()),
+        **dict(zip(_POINTS, map(float, points), strict=True)),
+    )
+
+
+def meets(row: Record, slo: Slo) -> bool:
+    """An answer of one token has no TPOT, and so meets any."""
+    if not row.ok:
+        return False
+    kept = ((slo.ttft_ms, row.ttft_s), (slo.tpot_ms, row.tpot_s or 0.0), (slo.e2e_ms, row.e2e_s))
+    return all(not limit or 1000 * value <= limit for limit, value in kept)
+
+
+def _goodput(rows: Sequence[Record], slo: Slo, passed: float) -> Goodput | None:
+    if slo == Slo() or not rows:
+        return None
+    count = sum(meets(row, slo) for row in rows)
+    return Goodput(requests_per_s=_rate(count, passed), share=count / len(rows))
+
+
+def _phases(good: Sequence[Record]) -> dict[str, Spread]:
+    """Where the time went: queue, prefill, transfer (after the first token), decode."""
+    found: dict[str, list[float]] = {"queue": [], "prefill": [], "transfer": [], "decode": []}
+    for row in good:
+        started, first = row.started_s or row.asked.due_s, row.asked.due_s + row.ttft_s
+        ready = max(first, row.ready_s or first)
+        found["queue"].append(started - row.asked.due_s)
+        found["prefill"].append(first - started)
+        found["transfer"].append(ready - first)
+        found["decode"].append(row.asked.due_s + row.e2e_s - ready)
+    return {phase: _ms(values) for phase, values in found.items()}
+
+
+def _spans(role: str, outcome: Outcome) -> list[Span]:
+    return [span for span in outcome.spans if span.role == role]
+
+
+def _pool(role: str, outcome: Outcome) -> Pool:
+    spans = _spans(role, outcome)
+    seconds = sum(span.seconds for span in spans)
+    return Pool(
+        role=role,
+        replicas=len(spans),
+        gpu_hours=sum(span.seconds * span.gpus for span in spans) / 3600,
+        busy_share=_rate(sum(span.busy_s for span in spans), seconds),
+        link_share=_rate(sum(span.wire_s for span in spans), seconds),
+        imbalance=_imbalance(role, outcome),
+    )
+
+
+def _imbalance(role: str, outcome: Outcome) -> float:
+    tokens = Counter(dict.fromkeys((span.name for span in _spans(role, outcome)), 0))
+    for row in outcome.records:
+        if row.ok and (replica := getattr(row, f"{role}_replica")):
+            tokens[replica] += row.asked.prompt if role == "prefill" else row.asked.output
+    mean = tokens.total() / len(tokens)
+    return max(tokens.values()) / mean if mean else 1.0
+
+
+def _duration(rows: Sequence[Record]) -> float:
+    """From the first request that was due to the last that ended."""
+    ends = [row.ended_s for row in rows if row.ended_s is not None]
+    return max(ends) - min(row.asked.due_s for row in rows) if ends else 0.0
+
+
+def _rate(count: float, passed: float) -> float:
+    return count / passed if passed > 0 else 0.0
+
+
+def _ms(seconds: Iterable[float]) -> Spread:
+    return spread(1000 * value for value in seconds)

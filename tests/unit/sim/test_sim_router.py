@@ -1,0 +1,126 @@
+"""The gateway's router in the simulator: it is the real one, and it is worth something."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sim_worlds import moments, requests, run, scenario
+
+from ekiden.sim.asked import Asked
+from ekiden.sim.figures import Figures, Slo, figures
+from ekiden.sim.run import World
+from ekiden.sim.scenario import Autoscale, Scenario
+from gateway import placing
+from gateway.routing import Scored
+
+
+def told(world_of: Scenario, asked: list[Asked]) -> Figures:
+    return figures("", run(world_of, asked).outcome(), Slo())
+
+
+def skewed(count: int, every_s: float, seed: int = 0) -> list[Asked]:
+    """One prompt in four is long: in turn, the long ones always meet the same replica."""
+    rng, due, found = random.Random(seed), 0.0, []
+    for number in range(count):
+        due += rng.expovariate(1 / every_s)
+        prompt = 12_000 if number % 4 == 0 else 200
+        found.append(Asked(number=number, due_s=due, prompt=prompt, output=40))
+    return found
+
+
+def repeated(count: int) -> list[Asked]:
+    """The same prompt again and again, long after the last one ended."""
+    return [
+        Asked(number=i, due_s=5.0 * i, prompt=2048, output=4, ids=(1, 2, 3, 4))
+        for i in range(count)
+    ]
+
+
+def test_equal_prompts_hit_as_many_blocks_as_they_have() -> None:
+    asked = [
+        Asked(number=i, due_s=5.0 * i, prompt=2048, output=4, ids=(1, 2, 3, 4)) for i in (0, 1)
+    ]
+    world = run(scenario(0, 1), asked)
+    assert [row.decode_cache for row in world.front.records] == [0, 2047 // 16 * 16]
+    assert world.front.records[1].predicted_cached == 2048
+
+
+def test_a_prefix_hits_up_to_the_block_where_prompts_part() -> None:
+    ids = [(1, 2, 3), (1, 2, 4), (5, 2, 3)]
+    asked = [
+        Asked(number=i, due_s=5.0 * i, prompt=1536, output=4, ids=one) for i, one in enumerate(ids)
+    ]
+    world = run(scenario(0, 1), asked)
+    assert [row.decode_cache for row in world.front.records] == [0, 1024, 0]
+
+
+def test_prefill_hits_its_own_cache_where_decode_has_none() -> None:
+    asked = [
+        Asked(number=i, due_s=5.0 * i, prompt=2048, output=4, ids=(1, 2, 3, 4)) for i in range(8)
+    ]
+    world = run(scenario(1, 4, policy="round-robin"), asked)
+    second = world.front.records[1]
+    assert (second.decode_cache, second.prefill_cache) == (0, 2047 // 16 * 16)
+    fifth = world.front.records[4]
+    assert fifth.decode_cache == 2047 // 16 * 16
+    assert fifth.prefill_replica == ""  # what is not cached is short enough for decode
+
+
+def test_round_robin_is_worse_where_requests_are_unequal() -> None:
+    asked = skewed(200, every_s=0.04)
+    ours, turns = (told(scenario(0, 4, policy=p), asked) for p in ("router", "round-robin"))
+    assert ours.ttft_ms.p95 < 0.2 * turns.ttft_ms.p95
+    assert ours.ttft_ms.mean < 0.3 * turns.ttft_ms.mean
+
+
+def test_counting_requests_is_worse_where_prompts_are_unequal() -> None:
+    asked = skewed(200, every_s=0.025, seed=1)
+    ours, counted = (told(scenario(0, 4, policy=p), asked) for p in ("router", "least-requests"))
+    assert ours.ttft_ms.p95 < counted.ttft_ms.p95
+
+
+def test_figures_that_are_old_make_routing_worse() -> None:
+    asked = skewed(300, every_s=0.025)
+    fresh, stale = (told(scenario(0, 4, renew_s=s), asked) for s in (0.1, 30.0))
+    assert fresh.ttft_ms.p95 < 0.8 * stale.ttft_ms.p95
+
+
+def test_a_router_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code under test is the gateway's own."""
+    asked = skewed(120, every_s=0.04)
+    right = run(scenario(0, 4), asked)
+    order = placing.order_decode
+
+    def worst(*args: object, **options: object) -> list[Scored]:
+        return order(*args, **{**options, "most": None})[::-1]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(placing, "order_decode", worst)
+    wrong = run(scenario(0, 4), asked)
+    assert moments(right.front.records) != moments(wrong.front.records)
+    good, bad = (figures("", world.outcome(), Slo()) for world in (right, wrong))
+    assert bad.ttft_ms.p95 > good.ttft_ms.p95
+
+
+def test_an_autoscaled_pool_grows_under_load_and_shrinks_after_it() -> None:
+    rising = requests(240, every_s=0.25, prompt=8000, output=60)
+    quiet = [Asked(number=240 + i, due_s=60.0 + 5 * i, prompt=500, output=5) for i in range(60)]
+    scale = Autoscale(least=1, most=6, every_s=5.0, start_s=10.0, calm_s=30.0)
+    world = World(scenario(1, 1, autoscale=scale), [*rising, *quiet])
+    world.run()
+    lives = [span for span in world.outcome().spans if span.role == "prefill"]
+    assert 2 <= len(lives) <= 6
+    assert sum(1 for _ in world.pools.of("prefill")) == 1
+    assert all(row.ok for row in world.front.records)
+    assert min(span.seconds for span in lives) < world.loop.now() - 60
+
+
+def test_a_draining_replica_finishes_what_it_holds() -> None:
+    world = World(scenario(0, 2).check(), requests(20, every_s=0.05, output=200))
+    first = next(iter(world.pools.lives.values()))
+    world.loop.at(0.5, lambda: world.pools.drain(first))
+    world.run()
+    assert all(row.ok for row in world.front.records)
+    late = [row for row in world.front.records if row.asked.due_s > 0.9]
+    assert {row.decode_replica for row in late} == {"decode-1"}
+    assert not first.alive
