@@ -52,6 +52,7 @@ class DecodeCore(ReplicaCore):
         """By session: the key of the blocks that it writes into or reads."""
         super().__init__(replica, on_fatal)
         self.peers = PrefillPeers(self.me, replica.config.secret, WireChooser(self).choose)
+        replica.wires = self.peers.wires
 
     def _on_output(self, output: EngineOutput) -> None:
         """Hand each part of a step's output to its request, then send what each caller got."""

@@ -123,7 +123,7 @@ class Handoff:
                 held,
                 end,
                 self.reservation,
-                self.peer.wire,
+                self.peer.take.wire,
             )
         except EkidenError as error:
             self.core.let_go(self.reservation.key)

@@ -11,7 +11,7 @@ import msgspec
 
 from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.errors import EkidenError, ReplicaFailed, SetupError
-from ekiden.core.types import PrefillCandidate
+from ekiden.core.types import KvWire, PrefillCandidate
 from ekiden.rpc import prefill_pb2_grpc, replica_pb2, replica_pb2_grpc
 from ekiden.rpc.channel import auth_metadata, open_channel
 from ekiden.rpc.convert import from_pb, to_pb
@@ -33,8 +33,8 @@ class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
     description: ReplicaDescription
     channel: grpc.aio.Channel
     stub: prefill_pb2_grpc.PrefillStub
-    wire: str
-    """That its KV takes to here."""
+    take: Measured
+    """What its KV takes to here."""
     lend: Measured | None
     """What KV of here can take to it; None: nothing can, or it would not be the same there."""
 
@@ -60,6 +60,18 @@ class PrefillPeers:
 
     def __len__(self) -> int:
         return len(self._met)
+
+    def wires(self) -> tuple[KvWire, ...]:
+        """What KV takes from each of those that were met."""
+        met = [known for known in self._met.values() if isinstance(known, PrefillPeer)]
+        return tuple(
+            KvWire(
+                peer=peer.description.replica_id,
+                wire=peer.take.wire,
+                bytes_per_s=peer.take.bytes_per_s,
+            )
+            for peer in met
+        )
 
     async def meet(self, candidate: PrefillCandidate) -> PrefillPeer:
         """The peer, met now if this is the first time.
@@ -124,7 +136,7 @@ class PrefillPeers:
             description=description,
             channel=channel,
             stub=stub,
-            wire=choice.take.wire,
+            take=choice.take,
             lend=lend,
         )
 

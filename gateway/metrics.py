@@ -45,6 +45,12 @@ class Metrics:
         self._replicas = Gauge(
             "ekiden_replicas", "Registered replicas.", ("role", "model"), registry=self._registry
         )
+        self._ranks = Gauge(
+            "ekiden_replica_ranks",
+            "Ranks of a replica, and how they split the model.",
+            ("replica", "role", "model", "tp", "pp"),
+            registry=self._registry,
+        )
         self._running = self._replica_gauge("running_requests", "Requests in a replica's batch.")
         self._waiting = self._replica_gauge("waiting_requests", "Requests a replica has queued.")
         self._kv_used = self._replica_gauge(
@@ -111,10 +117,13 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _show_load(self, fleet: Fleet) -> None:
-        for gauge in (self._running, self._waiting, self._kv_used):
+        for gauge in (self._ranks, self._running, self._waiting, self._kv_used):
             gauge.clear()
         for record in fleet.replicas():
-            stats = record.stats
+            stats, split = record.stats, (str(record.tp), str(record.pp))
+            self._ranks.labels(record.id, record.role, record.model, *split).set(
+                record.tp * record.pp
+            )
             self._running.labels(record.id).set(stats.running)
             self._waiting.labels(record.id).set(stats.waiting)
             if stats.kv_blocks_total:

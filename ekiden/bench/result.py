@@ -53,6 +53,9 @@ class ReplicaShare(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     tokens: int
     """Output tokens of a decode replica, prompt tokens of a prefill replica."""
+    tp: int = 0
+    """How its ranks split the model; 0: not told, as ``pp``."""
+    pp: int = 0
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,6 +27,7 @@ GAUGES = {
     "ekiden_stage_idle_ratio": "stage idle",
     "ekiden_collective_ratio": "communication share",
 }
+SPLITS = "ekiden_replica_ranks"
 _CACHES = ("decode_cache", "prefill_cache")
 
 
@@ -34,9 +36,15 @@ class Gauges:
 
     def __init__(self) -> None:
         self._readings: dict[str, dict[str, list[float]]] = {}
+        self.splits: dict[str, tuple[int, int]] = {}
+        """By replica: TP and PP."""
 
     def read(self, text: str) -> None:
         for family in text_string_to_metric_families(text):
+            if family.name == SPLITS:
+                for sample in family.samples:
+                    found = sample.labels
+                    self.splits[found["replica"]] = (int(found["tp"]), int(found["pp"]))
             if what := GAUGES.get(family.name):
                 for sample in family.samples:
                     readings = self._readings.setdefault(what, defaultdict(list))
@@ -74,8 +82,12 @@ async def _watch(client: httpx.AsyncClient, url: str, gauges: Gauges) -> None:
             return  # a server with other metrics or none
 
 
-def service(records: Sequence[Record], gauges: dict[str, dict[str, Spread]]) -> Service | None:
-    """None where no answer had our account."""
+def service(
+    records: Sequence[Record],
+    gauges: dict[str, dict[str, Spread]],
+    splits: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+) -> Service | None:
+    """None where no answer had our account. ``splits``: TP and PP by replica."""
     told = [(row, row.account) for row in records if row.ok and row.account is not None]
     if not told:
         return None
@@ -86,7 +98,7 @@ def service(records: Sequence[Record], gauges: dict[str, dict[str, Spread]]) -> 
         sources.update(account.sources)
         if account.moved_bytes:
             wires[account.wire] += account.moved_bytes
-    shares = list(_shares(told))
+    shares = list(_shares(told, splits))
     return Service(
         prompt_sources=dict(sources),
         cache_hit_share=sum(sources[name] for name in _CACHES) / (sources.total() or 1),
@@ -110,7 +122,9 @@ def _phases(accounts: Iterable[Account]) -> dict[str, Spread]:
     return {phase: ms(values) for phase, values in seconds.items()}
 
 
-def _shares(told: Sequence[tuple[Record, Account]]) -> Iterator[ReplicaShare]:
+def _shares(
+    told: Sequence[tuple[Record, Account]], splits: Mapping[str, tuple[int, int]]
+) -> Iterator[ReplicaShare]:
     for role in ("prefill", "decode"):
         requests: Counter[str] = Counter()
         tokens: Counter[str] = Counter()
@@ -119,8 +133,14 @@ def _shares(told: Sequence[tuple[Record, Account]]) -> Iterator[ReplicaShare]:
                 requests[replica] += 1
                 tokens[replica] += row.prompt_tokens if role == "prefill" else row.output_tokens
         for replica in sorted(requests):
+            tp, pp = splits.get(replica, (0, 0))
             yield ReplicaShare(
-                role=role, replica=replica, requests=requests[replica], tokens=tokens[replica]
+                role=role,
+                replica=replica,
+                requests=requests[replica],
+                tokens=tokens[replica],
+                tp=tp,
+                pp=pp,
             )
 
 

@@ -127,7 +127,7 @@ async def _level(
         gaps=gaps,
         client_cpu=max(one.cpu_share for one in done),
         slo=config.slo,
-        service=service(records, gauges.spreads()),
+        service=service(records, gauges.spreads(), gauges.splits),
     )
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ekiden import __version__
-from ekiden.cli import audit, bench, chat, models, plan, serve, sim, top, up, verify
+from ekiden.cli import audit, bench, chat, doctor, models, plan, serve, sim, top, up, verify
 from ekiden.cli.output import leave_output
 from ekiden.core.errors import EkidenError, SetupError
 
-COMMANDS = (up, serve, models, plan, sim, chat, bench, top, verify, audit)
+COMMANDS = (up, serve, models, plan, sim, chat, bench, top, doctor, verify, audit)
 
 _EXAMPLES = """examples:
   ekiden up                                   a whole deployment on this machine

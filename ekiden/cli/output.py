@@ -1,9 +1,16 @@
-"""What becomes of the output when its reader has left."""
+"""How data is printed, and what becomes of the output when its reader has left."""
 
 from __future__ import annotations
 
 import os
 import sys
+
+import msgspec
+
+
+def as_json(data: object) -> str:
+    """Indented, with the fields of structs by name."""
+    return msgspec.json.format(msgspec.json.encode(data)).decode()
 
 
 def leave_output() -> None:

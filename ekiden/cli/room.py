@@ -39,9 +39,7 @@ def check_room(
     room = available()
     if config.device != "cpu" or room is None:
         return
-    model = ModelConfig.from_dir(config.model_dir)
-    weights = _weights(model, config)
-    needs = [(pool, _replica(pool, model, config, weights)) for pool in pools if pool.size]
+    needs = [(pool, replica_bytes(pool, config)) for pool in pools if pool.size]
     total = sum(pool.size * need for pool, need in needs)
     if total <= room:
         return
@@ -53,7 +51,10 @@ def check_room(
     )
 
 
-def _replica(pool: Pool, model: ModelConfig, config: EngineConfig, weights: int) -> int:
+def replica_bytes(pool: Pool, config: EngineConfig) -> int:
+    """What one replica of ``pool`` takes of a host without cards, at least."""
+    model = ModelConfig.from_dir(config.model_dir)
+    weights = _weights(model, config)
     split = msgspec.structs.replace(
         config,
         tensor_parallel_size=pool.tp,

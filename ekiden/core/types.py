@@ -153,6 +153,15 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     decode_replica: str = ""
 
 
+class KvWire(msgspec.Struct, frozen=True, kw_only=True):
+    """What KV takes from a prefill replica, and how fast that was when the two met."""
+
+    peer: str
+    wire: str
+    bytes_per_s: float
+    """0: there was no room to measure."""
+
+
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     """A replica's load at one moment, what the router predicts from."""
 
@@ -177,6 +186,8 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     spec_proposed_tokens: int = 0
     """Since the start: tokens that speculation had the model check, and how many were right."""
     spec_accepted_tokens: int = 0
+    wires: tuple[KvWire, ...] = ()
+    """Of a decode replica: one for each prefill replica that it has met."""
 
 
 class BlockBooks(msgspec.Struct, frozen=True, kw_only=True):

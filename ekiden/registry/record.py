@@ -37,6 +37,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     granule: int
     tp: int = 1
     pp: int = 1
+    max_num_seqs: int = 0
+    """Sequences in one step, at most; 0: not told."""
     max_model_len: int
     model_fingerprint: str = ""
     tokenizer_fingerprint: str = ""

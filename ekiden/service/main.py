@@ -147,6 +147,7 @@ def _registration(replica: Replica, address: str) -> Registration | None:
         granule=config.engine.granule,
         tp=config.engine.tensor_parallel_size,
         pp=config.engine.pipeline_parallel_size,
+        max_num_seqs=config.engine.max_num_seqs,
         max_model_len=replica.max_model_len,
         model_fingerprint=identity.model_fingerprint,
         tokenizer_fingerprint=identity.tokenizer_fingerprint,

@@ -20,7 +20,7 @@ from ekiden.core.clock import Clock, MonotonicClock
 from ekiden.core.config import EngineConfig, ServiceConfig
 from ekiden.core.hashes import SCHEME
 from ekiden.core.ids import new_epoch, new_replica_id
-from ekiden.core.types import BlockBooks, ReplicaStats
+from ekiden.core.types import BlockBooks, KvWire, ReplicaStats
 from ekiden.engine.admission import admit
 from ekiden.engine.build import build_engine
 from ekiden.engine.executor import HostingExecutor
@@ -82,6 +82,8 @@ class Replica:
         self.executor = executor
         self.clock = clock
         self.max_model_len = model.resolve_max_model_len(config.engine)
+        self.wires: Callable[[], tuple[KvWire, ...]] = tuple
+        """What KV takes to here, if the role knows: told with the load."""
         self.engine = build_engine(
             config.engine, executor, model, fingerprint=identity.model_fingerprint, clock=clock
         )
@@ -136,7 +138,7 @@ class Replica:
 
     def stats(self) -> ReplicaStats:
         """The load of this moment; a few numbers behind at worst."""
-        return self.engine.stats()
+        return msgspec.structs.replace(self.engine.stats(), wires=self.wires())
 
 
 def port_options(config: ServiceConfig) -> PortOptions:

@@ -143,3 +143,16 @@ def test_gauges_are_kept_by_name_and_replica_and_others_are_let_be():
     assert found["KV in use"]["d-1"].mean == 0.5
     assert found["stage idle"]["d-1 2"].max == 0.5
     assert found["requests in flight"][""].count == 2
+
+
+def test_a_replica_is_told_with_its_split_where_the_gateway_knows_it():
+    gauges = Gauges()
+    gauges.read('ekiden_replica_ranks{replica="d-0",role="decode",model="m",tp="2",pp="3"} 6\n')
+    assert gauges.spreads() == {}
+    rows = [record(0, account=account("d-0", 0, 9)), record(1, account=account("d-1", 0, 9))]
+    told = service(rows, {}, gauges.splits)
+    assert told is not None
+    assert [(one.replica, one.tp, one.pp) for one in told.replicas] == [
+        ("d-0", 2, 3),
+        ("d-1", 0, 0),
+    ]

@@ -12,10 +12,10 @@ import pytest
 from decode_svc import probe
 from decode_svc.peers import RETRY_S, PrefillPeer, PrefillPeers
 from decode_svc.probe import Prober
-from decode_svc.wires import NoWire
+from decode_svc.wires import Measured, NoWire
 from ekiden.core.clock import ManualClock
 from ekiden.core.errors import ReplicaFailed
-from ekiden.core.types import PrefillCandidate
+from ekiden.core.types import KvWire, PrefillCandidate
 from ekiden.engine.engine import Reservation
 
 CANDIDATE = PrefillCandidate(replica_id="p-1", address="127.0.0.1:9", epoch=1)
@@ -39,7 +39,7 @@ class Meetings:
             description=SimpleNamespace(replica_id="p-1"),  # type: ignore[arg-type]
             channel=channel,
             stub=None,  # type: ignore[arg-type]
-            wire="tcp",
+            take=Measured("tcp", 2e9),
             lend=None,
         )
 
@@ -54,7 +54,7 @@ async def test_wires_that_do_not_work_are_not_tried_again_for_every_request(
     assert meetings.count == 1
     meetings.clock.advance(RETRY_S)
     meetings.outcome = None
-    assert (await meetings.peers.meet(CANDIDATE)).wire == "tcp"
+    assert (await meetings.peers.meet(CANDIDATE)).take.wire == "tcp"
     assert meetings.count == 2
     await meetings.peers.close()
 
@@ -140,3 +140,15 @@ async def test_a_wire_is_tried_when_a_block_is_free_and_never_taken_untried(
     monkeypatch.setattr(probe, "PROBE_S", 0.05)
     with pytest.raises(ReplicaFailed, match="no block was free to try it"):
         await Prober(Pool())._scratch(16)  # type: ignore[arg-type]
+
+
+async def test_what_its_wire_did_is_told_for_as_long_as_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meetings = Meetings(monkeypatch, None)
+    assert meetings.peers.wires() == ()
+    peer = await meetings.peers.meet(CANDIDATE)
+    assert meetings.peers.wires() == (KvWire(peer="p-1", wire="tcp", bytes_per_s=2e9),)
+    meetings.peers.forget(peer)
+    assert meetings.peers.wires() == ()
+    await meetings.peers.close()

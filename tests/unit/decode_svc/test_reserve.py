@@ -47,7 +47,11 @@ class FakeCore:
 
 
 def _handoff(core: FakeCore) -> Handoff:
-    peer = SimpleNamespace(wire="memory", lend=None, description=SimpleNamespace(replica_id="p-1"))
+    peer = SimpleNamespace(
+        take=SimpleNamespace(wire="memory"),
+        lend=None,
+        description=SimpleNamespace(replica_id="p-1"),
+    )
     fake: Any = core
     return Handoff(fake, REQUEST, peer, Timeline(ManualClock()))  # type: ignore[arg-type]
 
