@@ -51,7 +51,7 @@ def _no_replicas(evidence: Evidence) -> str:
 def _no_work(evidence: Evidence) -> str:
     if any(situation.busy for situation in evidence.situations):
         return ""
-    return _no_replicas(evidence) or "no replica had work: watch while requests are served"
+    return _no_replicas(evidence) or "replicas had hardly any work: watch while requests are served"
 
 
 def _no_answers(evidence: Evidence) -> str:
