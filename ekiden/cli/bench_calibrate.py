@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from ekiden.planner.memory import Replica
 
 _EXAMPLES = """examples:
-  ekiden up DIR --prefill 0                          one replica that does both, in another terminal
-  ekiden bench calibrate DIR -o here.json            on a CPU: its rates are measured as well
-  ekiden bench calibrate DIR -o h100.json --gpu H100 on a GPU: shares of its data sheet
-  ekiden plan DIR --calibration here.json            a plan for this machine
+  ekiden bench calibrate DIR -o here.json              on a CPU: its rates are measured as well
+  ekiden bench calibrate DIR -o h100.json --gpu H100   on a GPU: shares of its data sheet
 
-Measure a replica of one GPU (or of the cores that a replica will have, --cores) with nothing beside
-it. Constants that the points say nothing about, such as links, stay those of --calibration.
+Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU or of the cores that
+a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration here.json` then
+plans for this machine. What the points say nothing about, such as links, stays as in --calibration.
 """
 
 

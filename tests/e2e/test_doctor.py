@@ -90,7 +90,7 @@ async def test_the_command_looks_at_a_pair_before_it_serves_and_while_it_does(
 async def test_a_replica_that_would_not_fit_is_told_before_it_serves(
     ward: Ward, tmp_path: Path
 ) -> None:
-    """Another checkpoint under the same name, a port that is taken, a secret that is wrong."""
+    """Another checkpoint under the same name, and a port that is taken."""
     save_tiny_model(tmp_path / "other", seed=1)
     async with ward.stack() as stack:
         (decode,) = await stack.start_all(("decode", "d-1"))
