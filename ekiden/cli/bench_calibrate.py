@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from ekiden.planner.memory import Replica
 
 _EXAMPLES = """examples:
-  ekiden bench calibrate DIR -o here.json              on a CPU: its rates are measured as well
-  ekiden bench calibrate DIR -o h100.json --gpu H100   on a GPU: shares of its data sheet
+  ekiden bench calibrate DIR -o here.json                on a CPU: its rates are measured as well
+  ekiden bench calibrate DIR -o h100.json --gpu H100     on a GPU: shares of its data sheet
 
-Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU or of the cores that
-a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration here.json` then
-plans for this machine. What the points say nothing about, such as links, stays as in --calibration.
+Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU or of the cores
+that a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration
+here.json` then plans for this machine. What the points say nothing about, such as links, stays as
+in --calibration.
 """
 
 

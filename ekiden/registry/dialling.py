@@ -8,6 +8,7 @@ queue behind them, and the loop could not close before the last.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -88,8 +89,10 @@ async def dial(host: str, port: int) -> socket.socket:
     addresses = await asyncio.wrap_future(found)  # under way: whoever leaves cannot cancel it
     try:
         sock = await start_connection(addresses, happy_eyeballs_delay=HEAD_START_S)
-    except OSError:
+    except OSError as error:
         forget(host, port, found)
+        if error.errno:  # as the system says it: redis puts the address before it
+            raise OSError(error.errno, os.strerror(error.errno)) from error
         raise
     forget(host, port, found)
     return sock
