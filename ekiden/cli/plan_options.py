@@ -265,8 +265,9 @@ def workload_of(args: argparse.Namespace) -> Workload:
 
     if args.trace:
         found = from_trace(args.trace, args.rate)
-        share = found.prefix_share if args.prefix_share is None else args.prefix_share
-        return msgspec.structs.replace(found, prefix_share=share)
+        if args.prefix_share is None:
+            return found
+        return msgspec.structs.replace(found, prefix_share=args.prefix_share, sharing=())
     return workload(
         args.workload,
         prompt=args.prompt_tokens,

@@ -56,7 +56,9 @@ def _head(plan: dict[str, Any]) -> str:
     work = asked["workload"]
     kinds = _kinds([f"{kind['prompt']}/{kind['output']}" for kind in work["kinds"]])
     rate = f"{work['rate']:g} requests/s" if work["rate"] else "as many requests as it serves"
-    cached = f", {work['prefix_share']:.0%} of prompts cached" if work["prefix_share"] else ""
+    upto = "up to " if work["name"].startswith("trace ") else ""
+    share = work["prefix_share"]
+    cached = f", {upto}{share:.0%} of prompts cached" if share else ""
     stated = ", ".join(
         f"{name.upper().replace('_', ' ')} {_time(most)}"
         for name, most in asked["objectives"].items()

@@ -68,6 +68,7 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     """``replicas`` that do both, at ``rate`` requests a second together."""
     groups = replicas * stepper.replica.layout.dp
     most = room(stepper, work.context)
+    work = _with_cache(stepper, work, rate, replicas, most)
     mean = steady(stepper, work, rate / replicas, most, prompts=True)
     if isinstance(mean, str):
         return Latency(most=most, limit=mean)
@@ -96,6 +97,19 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     return msgspec.structs.replace(found, stall=stepper.mixed(full).total)
 
 
+def _with_cache(
+    stepper: Stepper, work: Workload, rate: float, replicas: int, most: float
+) -> Workload:
+    """With the prefixes that are found in the KV which running sequences leave. Equal prefixes go
+    to equal replicas, so caches add up."""
+    if not work.sharing:
+        return work
+    tokens = stepper.tokens
+    guess = steady(stepper, work.cached(replicas * tokens / 2), rate / replicas, most, prompts=True)
+    used = tokens if isinstance(guess, str) else guess.running * work.context
+    return work.cached(replicas * max(0.0, tokens - used))
+
+
 MOMENTS = 4
 """At which a request may find the step that is running: decode steps ride along with its chunks."""
 TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
@@ -106,6 +120,7 @@ def disaggregated(
 ) -> Latency:
     """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
     the second does, for what the last chunk leaves to be sent."""
+    work = work.cached(pools[0] * prefill.tokens)
     services = tuple(
         Service(
             share=kind.share,

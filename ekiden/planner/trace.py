@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,8 +15,9 @@ KINDS = 16
 """Into which a trace is cut: equal numbers of requests, by the length of their prompts."""
 BLOCK = 512
 """Tokens of a prompt that one of ``hash_ids`` stands for, as in Mooncake's traces."""
-CACHED_BLOCKS = 10_000
-"""Of KV that are taken to be kept for reuse: 5 million tokens, least recently used leave first."""
+CACHED_BLOCKS = (128, 512, 2048, 8192, 32768)
+"""Of KV kept for reuse, for which it is counted what they would find: 65 thousand to 17 million
+tokens. A deployment has what lies between."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +67,15 @@ def from_trace(file: Path, rate: float | None = None) -> Workload:
         SetupError: as ``read_trace``.
     """
     lines = read_trace(file)
+    curve = sharing(lines)
     seconds = (max(x.timestamp for x in lines) - min(x.timestamp for x in lines)) / 1e3
     own = (len(lines) - 1) / seconds if seconds > 0 else None
     return Workload(
         name=f"trace {file.name}",
         kinds=_kinds(lines),
         rate=rate or own,
-        prefix_share=shared(lines),
+        prefix_share=curve[-1][1],
+        sharing=curve,
         extreme=max(line.input_length + line.output_length for line in lines),
     )
 
@@ -93,8 +96,14 @@ def _kinds(lines: list[Line]) -> tuple[Requests, ...]:
     )
 
 
-def shared(lines: Iterable[Line]) -> float:
-    """Share of prompt tokens that one replica with ``CACHED_BLOCKS`` would find in its cache."""
+def sharing(lines: Sequence[Line]) -> tuple[tuple[int, float], ...]:
+    """(tokens of cache, share of prompt tokens that it finds), from no cache on."""
+    return (0, 0.0), *((blocks * BLOCK, shared(lines, blocks)) for blocks in CACHED_BLOCKS)
+
+
+def shared(lines: Iterable[Line], blocks: int) -> float:
+    """Share of prompt tokens that a cache of ``blocks`` would find, where the least recently used
+    leave first."""
     kept: OrderedDict[int, None] = OrderedDict()
     found = total = 0
     for line in lines:
@@ -108,6 +117,6 @@ def shared(lines: Iterable[Line]) -> float:
         for block in line.hash_ids:
             kept[block] = None
             kept.move_to_end(block)
-        while len(kept) > CACHED_BLOCKS:
+        while len(kept) > blocks:
             kept.popitem(last=False)
     return found / total

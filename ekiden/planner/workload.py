@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.names import unknown
@@ -26,6 +27,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Requests a second of the whole deployment; None: as many as the GPUs serve."""
     prefix_share: float = 0.0
     """Of a prompt's tokens, those whose KV a replica has from an earlier request."""
+    sharing: tuple[tuple[int, float], ...] = ()
+    """(tokens of cache, prefix share that they give), by tokens; empty: ``prefix_share`` anyhow."""
     extreme: int = 0
     """Tokens of the longest single request, where kinds are means; 0: as the kinds say."""
 
@@ -49,6 +52,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def longest(self) -> int:
         """Tokens of the longest request, prompt and output together."""
         return max(self.extreme, *(kind.prompt + kind.output for kind in self.kinds))
+
+    def cached(self, tokens: float) -> Workload:
+        """As it is for a deployment that has KV of ``tokens`` to spare for reuse."""
+        if not self.sharing:
+            return self
+        sizes, shares = zip(*self.sharing, strict=True)
+        share = float(np.interp(tokens, sizes, shares))
+        return msgspec.structs.replace(self, prefix_share=share, sharing=())
 
     def fresh(self, kind: Requests) -> float:
         """Tokens of a prompt that are computed; at least its last one always is."""
