@@ -317,3 +317,20 @@ def test_r38_the_ratio_of_pools_is_the_best_of_all():
 
     assert two.layouts == (ONE, ONE)
     assert max(range(1, 8), key=most) == two.replicas[0]
+
+
+def test_requests_wait_for_kv_long_before_it_is_full_on_average():
+    chosen = plan("Llama-3.1-70B", "H100", 2, smaller=()).chosen
+    assert chosen.latency.running < 0.97 * chosen.latency.most
+    assert chosen.latency.ttft_p95 == pytest.approx(1.0, rel=0.05)
+    assert chosen.latency.ttft_p50 < 0.2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [("Mixtral-8x7B", ONE), ("DeepSeek-V3", Layout(tp=8))]
+)
+def test_the_most_of_an_moe_model_is_bounded_by_room_or_an_objective(model: str, layout: Layout):
+    """Its prompts cost a small batch more than a large one: a search for the batch that climbs
+    from an empty one passes it by, and reports that there is no room."""
+    latency = option(plan(model, "H200", 8, smaller=()), layout).latency
+    assert latency.running > 0.85 * latency.most
