@@ -334,3 +334,17 @@ def test_the_most_of_an_moe_model_is_bounded_by_room_or_an_objective(model: str,
     from an empty one passes it by, and reports that there is no room."""
     latency = option(plan(model, "H200", 8, smaller=()), layout).latency
     assert latency.running > 0.85 * latency.most
+
+
+def test_what_fits_nowhere_is_told_by_what_lacks_least_and_formats_of_the_card():
+    decision = plan("Mixtral-8x7B", "A6000", 2, smaller=())
+    assert decision.chosen.layouts[0].gpus == 2
+    assert "in any layout, in bf16. The nearest, TP2" in said(decision)
+    assert "TP4 (4 GPUs), or int8 weights" in said(decision), "the card has no FP8"
+
+
+def test_gpus_that_would_carry_a_rate_are_whole_replicas():
+    tight = Objectives(ttft_p95=2.0, tpot_p95=0.025)
+    decision = plan("Llama-3.1-70B", "H100", 8, work="rag", rate=3.0, smaller=(), objectives=tight)
+    assert decision.chosen.layouts == (Layout(tp=8),)
+    assert "about 24 such GPUs" in said(decision)
