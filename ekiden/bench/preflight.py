@@ -88,7 +88,11 @@ class _Probe:
         return reading
 
     async def count(self, dialect: Dialect, text: str) -> int:
-        usage = (await self(dialect, text)).usage
+        """Tokens of ``text``. Raises SetupError, for a refusal too: this form was taken before."""
+        try:
+            usage = (await self(dialect, text)).usage
+        except Status as error:
+            raise SetupError(f"the server took one short prompt and no other: {error}") from None
         return usage.prompt_tokens if usage else 0
 
 

@@ -296,12 +296,16 @@ def _limits(args: argparse.Namespace, work: Workload) -> Limits:
 
 
 def _objectives(args: argparse.Namespace, work: Workload) -> Objectives:
-    """Those that were stated, else what is assumed."""
+    """Those that were stated; what is assumed of TTFT, or of TPOT, where none was."""
     from ekiden.planner.workload import Objectives, assumed_objectives
 
     fields = {name.replace("-", "_"): None for name in _PERCENTILES}
     stated = {name: value for name in fields if (value := getattr(args, name)) is not None}
-    return Objectives(**stated) if stated else assumed_objectives(work)
+    usual = assumed_objectives(work)
+    assumed = tuple(what for what in usual.assumed if not any(n.startswith(what) for n in stated))
+    for what in assumed:
+        stated[f"{what}_p95"] = getattr(usual, f"{what}_p95")
+    return Objectives(**stated, assumed=assumed)
 
 
 def own_weights(name: str, shape: Geometry) -> WeightFormat:

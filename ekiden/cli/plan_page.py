@@ -63,7 +63,10 @@ def _head(plan: dict[str, Any]) -> str:
         f"{name.upper().replace('_', ' ')} {_time(most)}"
         for name, most in asked["objectives"].items()
     )
-    assumed = " (assumed: state your own with --ttft-p95 and --tpot-p95)"
+    names = asked["assumed"]
+    which = f"{names[0].upper()} " if len(names) == 1 else ""
+    own = " and ".join(f"--{name}-p95" for name in names)
+    assumed = f" ({which}assumed: state your own with {own})" if names else ""
     verdict = "" if plan["met"] else "NOT MET, nearest: "
     shape = f"{asked['gpus_per_host']} x {asked['gpu']}"
     hosts = f"{asked['hosts']} hosts of {shape}" if asked["hosts"] > 1 else shape
@@ -76,7 +79,7 @@ def _head(plan: dict[str, Any]) -> str:
             f"  devices     {hosts}, {asked['interconnect']}"
             + (f", {asked['network_gbps']:g} GB/s a GPU between hosts" * (asked["hosts"] > 1)),
             f"  workload    {work['name']}: {kinds} tokens of prompt/output, {rate}{cached}",
-            f"  objectives  {stated}{assumed if asked['objectives_assumed'] else ''}",
+            f"  objectives  {stated}{assumed}",
         )
     )
 

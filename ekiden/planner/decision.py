@@ -161,5 +161,13 @@ def _stages(option: Option) -> int:
 
 
 def nearest(options: list[Option]) -> Option:
-    """Of options none of which works: the one that misses least, of what fits at all."""
-    return min(options, key=lambda o: (bool(o.refused), o.worst, o.gpus))
+    """Of options none of which works: the one that misses least, of what fits at all. Of what does
+    not fit, the first that is cut over the most GPUs, so that each lacks least."""
+    return min(
+        options,
+        key=lambda o: (
+            bool(o.refused),
+            o.worst,
+            -max(one.gpus for one in o.layouts) if o.refused else o.gpus,
+        ),
+    )

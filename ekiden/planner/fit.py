@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -50,10 +50,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         return f"nearest that works: {works}" if works else f"nothing up to {MOST_GPUS} GPUs works"
 
 
-def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
+def fit(
+    replica: Replica,
+    *,
+    sequences: int = 1,
+    per_host: int = 8,
+    smaller: Sequence[str] = SMALLER,
+) -> Fit:
     """Whether ``sequences`` of max_model_len have room for their KV at once, on every rank.
 
-    ``per_host``: GPUs within which TP may go when another layout is looked for.
+    ``per_host``: GPUs within which TP may go when another layout is looked for; ``smaller``:
+    formats of weights to try instead, the wider first.
 
     Raises:
         SetupError: what was asked for cannot be at all (a layout, a limit, a dtype).
@@ -77,7 +84,7 @@ def fit(replica: Replica, *, sequences: int = 1, per_host: int = 8) -> Fit:
         bare,
         nearest=_nearest(replica, sequences, per_host),
         longest=_longest(replica, sequences),
-        smaller=_smaller(replica, sequences),
+        smaller=_smaller(replica, sequences, smaller),
     )
 
 
@@ -149,8 +156,8 @@ def _nearest(replica: Replica, sequences: int, per_host: int) -> Layout | None:
     return None
 
 
-def _smaller(replica: Replica, sequences: int) -> str:
-    for name in SMALLER:
+def _smaller(replica: Replica, sequences: int, names: Sequence[str]) -> str:
+    for name in names:
         form = weight_format(name)
         smaller = msgspec.structs.replace(replica, weights=form)
         if form.bits < replica.weights.bits and fits(smaller, sequences):

@@ -56,23 +56,20 @@ def pools(decision: Decision) -> dict[str, tuple[int, Layout]]:
 
 def workers(decision: Decision) -> Iterator[Worker]:
     """Every replica, the larger ones first, so that none straddles hosts."""
-    per_host = decision.asked.devices.per_host
-    free = [list(range(per_host)) for _ in range(decision.asked.devices.hosts)]
+    machines = decision.asked.devices
+    taken = [0] * machines.hosts
     by_size = sorted(pools(decision).items(), key=lambda pool: -pool[1][1].gpus)
     for role, (count, layout) in by_size:
         said = tuple(options(decision, layout))
+        host = 0
         for number in range(1, count + 1):
-            host = next((i for i, ids in enumerate(free) if len(ids) >= layout.gpus), None)
-            if host is None:
+            while host < machines.hosts and taken[host] + layout.gpus > machines.per_host:
+                host += 1
+            if host == machines.hosts:
                 return
-            taken, free[host] = free[host][: layout.gpus], free[host][layout.gpus :]
-            yield Worker(
-                role=role,
-                number=number,
-                host=host,
-                gpus=tuple(taken),
-                options=said,
-            )
+            gpus = tuple(range(taken[host], taken[host] + layout.gpus))
+            taken[host] += layout.gpus
+            yield Worker(role=role, number=number, host=host, gpus=gpus, options=said)
 
 
 def options(decision: Decision, layout: Layout) -> list[str]:

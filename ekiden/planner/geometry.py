@@ -18,6 +18,7 @@ from ekiden.models.fields import Fields, read_json
 from ekiden.planner.families import resolve_family
 from ekiden.planner.matrices import VOCAB, Matrix, column, whole
 from ekiden.planner.parts import Layer, Moe
+from ekiden.planner.precision import quantised_as
 from ekiden.planner.reading import layers_of
 
 EMBEDDING, HEAD = "embedding", "head"
@@ -40,7 +41,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True):
     final_norms: int = 1
     dtype: str = "bfloat16"
     quant_method: str = ""
-    """``quantization_config.quant_method`` of the config; empty for a checkpoint of floats."""
+    """Of the config's ``quantization_config``, by ``quantised_as``; empty for floats."""
     extra_towers: tuple[str, ...] = ()
     """Parts of the config that are not counted, such as ``vision_config``."""
     tower_parameters: int = 0
@@ -159,7 +160,7 @@ def _build(fields: Fields, name: str, towers: tuple[str, ...]) -> Geometry:
         learned_positions=positions + family.position_offset if family.position_offset else 0,
         final_norms=family.final_norms,
         dtype=str(fields.get("dtype") or fields.get("torch_dtype") or "bfloat16"),
-        quant_method=str(quantization.get("quant_method") or ""),
+        quant_method=quantised_as(quantization),
         extra_towers=towers,
     )
 

@@ -6,6 +6,9 @@ biases stay floats in every format here, attention too in some: that is a quarte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from ekiden.core.errors import SetupError
@@ -153,8 +156,41 @@ def kv_format(name: str) -> str:
     raise SetupError(f"KV dtype {name!r} is not known: choose one of {', '.join(KV_BYTES)}")
 
 
-_PUBLISHED = {"fp8": "fp8-block", "mxfp4": "mxfp4-moe", "modelopt": "nvfp4", "fbgemm_fp8": "fp8"}
+_PUBLISHED = {"mxfp4": "mxfp4-moe", "modelopt": "nvfp4", "fbgemm_fp8": "fp8"}
 """Values of ``quantization_config.quant_method``, and the format that they come nearest."""
+_EIGHT_BITS = {"gptq": "int8", "awq": "int8", "bitsandbytes": "int8", "modelopt": "fp8"}
+"""The same where the config states 8 bits."""
+_GROUPS = {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8", ("int", 4): "w4a16"}
+"""Of compressed-tensors: type and bits of a group's weights."""
+
+
+def quantised_as(config: Mapping[str, Any]) -> str:
+    """What ``published`` takes as the method, of a ``quantization_config``; empty for an empty one.
+    Bits for which there is no format become a name that nothing has."""
+    method = str(config.get("quant_method") or "")
+    if groups := list(dict(config.get("config_groups") or {}).values()):
+        return _grouped(method, groups[0])
+    if method == "fp8":
+        return "fp8-block" if config.get("weight_block_size") else "fp8"
+    bits = config.get("bits") or (8 if config.get("load_in_8bit") else 0)
+    if bits == 8 or str(config.get("quant_algo") or "").upper().startswith("FP8"):
+        return _EIGHT_BITS.get(method, method)
+    if bits not in (0, 4):
+        return f"{method} of {bits} bits"
+    return "int4" if method == "bitsandbytes" else method
+
+
+def _grouped(method: str, group: Mapping[str, Any]) -> str:
+    """Of compressed-tensors and what follows it: groups of layers, nearly always one."""
+    weights = group.get("weights") or {}
+    kind = str(weights.get("type") or "int"), weights.get("num_bits") or 4
+    if kind == ("float", 8) and weights.get("strategy") == "block":
+        return "fp8-block"
+    if kind == ("int", 8) and group.get("input_activations"):
+        return "w8a8"
+    return _GROUPS.get(kind, f"{method} of {kind[1]} bits ({kind[0]})")
+
+
 _PUBLISHED_SMALL = {"deepseek_v3": "fp8-block", "kimi_k2": "fp8-block", "gpt_oss": "mxfp4-moe"}
 """Families that were only published so, whatever a table's config leaves out."""
 

@@ -15,6 +15,8 @@ from ekiden.planner.parts import (
     Moe,
 )
 
+_TOP_K = "num_experts_per_tok"
+
 
 def layers_of(family: Family, fields: Fields) -> tuple[Layer, ...]:
     """Every decoder layer, in order."""
@@ -98,9 +100,15 @@ def _grouped(family: Family, fields: Fields, kind: str, heads: int) -> Attention
 def _mlp(family: Family, fields: Fields, layer: int) -> Mlp | Moe:
     if family.experts_field and family.is_sparse(fields, layer):
         inner = fields.positive(family.moe_inner_field)
+        experts, top_k = fields.positive(family.experts_field), fields.positive(_TOP_K)
+        if top_k > experts:
+            raise SetupError(
+                f"{fields.file}: {_TOP_K} {top_k} is more than the {experts} of "
+                f"{family.experts_field}: choose 1 to {experts}"
+            )
         return Moe(
-            experts=fields.positive(family.experts_field),
-            top_k=fields.positive("num_experts_per_tok"),
+            experts=experts,
+            top_k=top_k,
             inner=inner,
             shared_inner=_shared_inner(family, fields, inner),
             shared_gate=family.shared_gate,

@@ -44,7 +44,7 @@ def foretold(row: Row) -> Loop:
         hosts=max(1, -(-layout.gpus // known.gpus_per_host)),
         interconnect=PCIE if pcie else "auto",
     )
-    stepper = Stepper(replica, found, calibration(row.text("engine")))
+    stepper = Stepper(replica, found, calibration(row.text("engine").lower()))
     return closed_loop(stepper, prompt=prompt, output=output, clients=clients)
 
 
@@ -61,11 +61,15 @@ def _stated(row: Row, name: str) -> int:
 
 
 def _replica(row: Row) -> Replica:
-    engine = row.text("engine")
-    if re.search(r"\bP-?D\b", engine):
-        raise SetupError(f"engine {engine!r}: the layouts of its two pools are not stated")
+    engine = row.text("engine").lower()
+    if re.search(r"\bp-?d\b", engine):
+        raise SetupError(
+            f"engine {row.text('engine')!r}: the layouts of its two pools are not stated"
+        )
     if row.count("tp") is None:
         raise SetupError("tp is not stated")
+    if not engine:
+        raise SetupError("engine is not stated")
     calibration(engine)
     _check_source(row)
     geometry = by_name(row.text("model"))

@@ -6,6 +6,7 @@ Columns are those of ``id,kind,model,...``; an empty cell (or ``nan``) is not st
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,9 +55,12 @@ class Row:
         if not (text := self.text(name)):
             return None
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
-            raise SetupError(f"{name} {text!r} is not a number") from None
+            value = math.inf
+        if not math.isfinite(value):
+            raise SetupError(f"{name} {text!r} is not a number")
+        return value
 
     def count(self, name: str) -> int | None:
         """A cell's whole number, which may be written as 8.0."""
@@ -70,7 +74,7 @@ def read(file: Path) -> list[Row]:
         SetupError: no such file, or columns are missing; names them.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             rows = [] if missing else [Row(cells) for cells in reader]
@@ -155,7 +159,7 @@ def engine_profile(row: Row) -> Profile:
     Raises:
         SetupError: an engine that has no profile.
     """
-    if (engine := row.text("engine")) != "vllm":
+    if (engine := row.text("engine")).lower() != "vllm":
         raise SetupError(f"engine {engine or 'not stated'!r} has no profile: only vllm has")
     version = row.text("engine_version")
     if not version and (prose := _IN_PROSE.search(row.text("meaning"))):

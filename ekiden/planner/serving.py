@@ -87,6 +87,7 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     if queue.load >= 1:
         return Latency(most=most, prefill_load=mean.load, limit=TOO_MANY_PROMPTS)
     found = _latency(stepper, work, queue, mean, most, rate / groups)
+    found = _later(found, "ttft", _seats(work, mean, most, rate, replicas), 1)
     tokens = max(work.fresh(kind) for kind in work.kinds)
     full = Batch(
         decode=mean.running / stepper.replica.layout.dp,
@@ -140,10 +141,9 @@ def disaggregated(
     if link_load >= 1:
         return Latency(most=most, link_load=link_load, limit="the link cannot carry the KV in time")
     found = _latency(decode, work, queue, mean, most, 0.0)
-    late = transfer / work.output
+    found = _later(found, "tpot", _seats(work, mean, most, rate, pools[1]), work.output, transfer)
     return msgspec.structs.replace(
         found,
-        **{f"tpot_p{q}": getattr(found, f"tpot_p{q}") + late for q in NORMAL},
         prefill_load=queue.load,
         transfer=transfer,
         link_load=link_load,
@@ -176,23 +176,35 @@ def steady(
     """Batch and time of a token follow from one another. Else why there is no such batch.
 
     ``rate`` of one replica; ``prompts``: whether it computes them too.
+
+    The search is from the fullest batch down. A prompt costs a small batch more, since it reads
+    experts that nobody else did, so a climb from an empty one may pass the point by.
     """
     dp = stepper.replica.layout.dp
-    running, costs = 1.0, (0.0,) * len(work.kinds)
-    for _ in range(ROUNDS):
+
+    def at(running: float) -> Mean:
+        costs = (0.0,) * len(work.kinds)
         if prompts:
             costs = prompt_costs(stepper, work, running / dp)
         load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
-        if load >= 1:
-            return TOO_MANY_PROMPTS
         alone = stepper.decode(max(running, 1.0), work.context).total
-        wanted = rate * work.output * alone / (1 - load)
-        if wanted > most:
-            return f"it has room for {most:.0f} sequences at once, and more would be under way"
-        if abs(wanted - running) <= SETTLED * running:
+        tpot = alone / (1 - load) if load < 1 else math.inf
+        wanted = rate * work.output * tpot
+        return Mean(running=wanted, alone=alone, tpot=tpot, costs=costs, load=load)
+
+    found = at(most)
+    if found.load >= 1:
+        return TOO_MANY_PROMPTS
+    if found.running > most:
+        return f"it has room for {most:.0f} sequences at once, and more would be under way"
+    low, high = 0.0, most
+    for _ in range(ROUNDS):
+        running = found.running if low < found.running < high else (low + high) / 2
+        found = at(running)
+        if abs(found.running - running) <= SETTLED * running:
             break
-        running = wanted
-    return Mean(running=wanted, alone=alone, tpot=alone / (1 - load), costs=costs, load=load)
+        low, high = (running, high) if found.running > running else (low, running)
+    return found
 
 
 def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[float, ...]:
@@ -223,6 +235,21 @@ def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
 def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
     tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
     return stepper.prompt(tokens, work.prompt - tokens)
+
+
+def _seats(work: Workload, mean: Mean, most: float, rate: float, replicas: int) -> Queue:
+    """For room in KV, which a request keeps while it is decoded."""
+    services = tuple(
+        Service(share=kind.share, busy=kind.output * mean.tpot, latency=0.0) for kind in work.kinds
+    )
+    return Queue(servers=max(1, int(most * replicas)), rate=rate, services=services)
+
+
+def _later(found: Latency, figure: str, seats: Queue, tokens: float, moved: float = 0.0) -> Latency:
+    """``figure`` with the wait for room, and for what is ``moved``, spread over ``tokens``."""
+    late = {q: (seats.quantile(q / 100) + moved) / tokens for q in NORMAL}
+    names = {f"{figure}_p{q}": getattr(found, f"{figure}_p{q}") + late[q] for q in NORMAL}
+    return msgspec.structs.replace(found, **names)
 
 
 def _latency(

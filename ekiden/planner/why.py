@@ -57,9 +57,10 @@ def _single(decision: Decision) -> Option | None:
 def _nothing_fits(decision: Decision) -> str:
     asked = decision.asked
     chosen, devices = decision.chosen, asked.devices
+    tried = " or ".join(form.name for form in (asked.own, *asked.formats))
     return (
-        f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout "
-        f"or format. The nearest, {chosen.layouts[0]} in {chosen.form.name}: {chosen.refused}. "
+        f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout, "
+        f"in {tried}. The nearest, {chosen.layouts[0]} in {chosen.form.name}: {chosen.refused}. "
         f"{larger(asked)}"
     )
 
@@ -71,6 +72,7 @@ def larger(asked: Asked) -> str:
         asked.stepper(layout, asked.own).replica,
         sequences=asked.sequences,
         per_host=asked.devices.gpu.gpus_per_host,
+        smaller=("fp8" if asked.devices.gpu.fp8_tflops else "int8", "awq"),
     )
     return f"In {asked.own.name}, {found.advice}." if found.advice else ""
 
@@ -125,7 +127,8 @@ def _shortfall(decision: Decision) -> str:
         return ""
     chosen, asked = decision.chosen, decision.asked
     if decision.short and asked.work.rate:
-        needed = math.ceil(asked.work.rate / chosen.rate_per_gpu)
+        step = math.gcd(*(layout.gpus for layout in chosen.layouts))
+        needed = math.ceil(asked.work.rate / chosen.rate_per_gpu / step) * step
         return (
             f"These GPUs do not carry {figure(asked.work.rate)} requests/s within the objectives. "
             f"This carries the most, {figure(chosen.rate)}; about {needed} such GPUs would carry "

@@ -145,8 +145,8 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50: float | None = None
     tpot_p95: float | None = None
     tpot_p99: float | None = None
-    assumed: bool = False
-    """Nobody stated them."""
+    assumed: tuple[str, ...] = ()
+    """``ttft`` and ``tpot``, where nobody stated one."""
 
     def stated(self) -> dict[str, float]:
         """Those that there are, by name."""
@@ -163,4 +163,4 @@ def assumed_objectives(work: Workload) -> Objectives:
     """What people usually find quick enough, where nobody has said what is."""
     longest = max(kind.prompt for kind in work.kinds)
     ttft = TTFT_P95_S + longest // TTFT_TOKENS_S
-    return Objectives(ttft_p95=ttft, tpot_p95=TPOT_P95_S, assumed=True)
+    return Objectives(ttft_p95=ttft, tpot_p95=TPOT_P95_S, assumed=("ttft", "tpot"))

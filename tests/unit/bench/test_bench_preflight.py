@@ -121,3 +121,16 @@ async def test_nobody_there_is_said_at_once():
         await look(url)
     with pytest.raises(SetupError, match="no server answers"):
         await preflight.first_model(Address(url), "")
+
+
+class Tired(Picky):
+    """Answers once."""
+
+    def answer(self, body: dict[str, Any]) -> Sequence[bytes]:
+        return super().answer(body) if len(self.bodies) == 1 else [refusal(500, "boom")]
+
+
+async def test_a_server_that_refuses_the_second_question_is_told_and_not_a_crash():
+    async with serving(Tired(count=words)) as server:
+        with pytest.raises(SetupError, match=r"took one short prompt and no other: HTTP 500"):
+            await look(server.url)

@@ -346,3 +346,14 @@ def test_what_cannot_serve_is_not_simulated(capsys):
     words = ("plan", "Llama-3.1-70B", "--gpu", "A6000", "--smaller-weights", "none", "--simulate")
     assert main(list(words)) == 2
     assert "--simulate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stated", "other"), [("tpot", "ttft"), ("ttft", "tpot")])
+def test_an_objective_of_one_kind_leaves_the_other_assumed(printed, stated: str, other: str):
+    """Else the most that is served within the one is what nobody would wait for in the other."""
+    words = ("Llama-3.1-8B", "--gpu", "H100", f"--{stated}-p95", "70ms")
+    asked = json.loads(printed(*words, "--json"))["asked"]
+    assert set(asked["objectives"]) == {"ttft_p95", "tpot_p95"}
+    assert (asked["assumed"], asked["objectives_assumed"]) == ([other], True)
+    if stated == "tpot":
+        assert "(TTFT assumed: state your own with --ttft-p95)" in printed(*words)

@@ -317,3 +317,34 @@ def test_r38_the_ratio_of_pools_is_the_best_of_all():
 
     assert two.layouts == (ONE, ONE)
     assert max(range(1, 8), key=most) == two.replicas[0]
+
+
+def test_requests_wait_for_kv_long_before_it_is_full_on_average():
+    chosen = plan("Llama-3.1-70B", "H100", 2, smaller=()).chosen
+    assert chosen.latency.running < 0.97 * chosen.latency.most
+    assert chosen.latency.ttft_p95 == pytest.approx(1.0, rel=0.05)
+    assert chosen.latency.ttft_p50 < 0.2
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"), [("Mixtral-8x7B", ONE), ("DeepSeek-V3", Layout(tp=8))]
+)
+def test_the_most_of_an_moe_model_is_bounded_by_room_or_an_objective(model: str, layout: Layout):
+    """Its prompts cost a small batch more than a large one: a search for the batch that climbs
+    from an empty one passes it by, and reports that there is no room."""
+    latency = option(plan(model, "H200", 8, smaller=()), layout).latency
+    assert latency.running > 0.85 * latency.most
+
+
+def test_what_fits_nowhere_is_told_by_what_lacks_least_and_formats_of_the_card():
+    decision = plan("Mixtral-8x7B", "A6000", 2, smaller=())
+    assert decision.chosen.layouts[0].gpus == 2
+    assert "in any layout, in bf16. The nearest, TP2" in said(decision)
+    assert "TP4 (4 GPUs), or int8 weights" in said(decision), "the card has no FP8"
+
+
+def test_gpus_that_would_carry_a_rate_are_whole_replicas():
+    tight = Objectives(ttft_p95=2.0, tpot_p95=0.025)
+    decision = plan("Llama-3.1-70B", "H100", 8, work="rag", rate=3.0, smaller=(), objectives=tight)
+    assert decision.chosen.layouts == (Layout(tp=8),)
+    assert "about 24 such GPUs" in said(decision)

@@ -7,6 +7,7 @@ from ekiden.planner.catalogue import by_name, entries, geometry, plain
 from ekiden.planner.geometry import from_config
 from ekiden.planner.kv import rank_kv
 from ekiden.planner.layout import Layout
+from ekiden.planner.precision import published
 
 LLAMA = {
     "model_type": "llama",
@@ -142,3 +143,47 @@ def test_rope_scaling_stretches_what_a_config_promises():
     assert from_config({**LLAMA, "rope_scaling": yarn}).max_positions == 1024
     llama3 = {"rope_type": "llama3", "factor": 8.0}
     assert from_config({**LLAMA, "rope_scaling": llama3}).max_positions == 256
+
+
+def _group(kind: str, bits: int, **more: object) -> dict[str, object]:
+    weights = {"type": kind, "num_bits": bits, **more}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "gptq"),
+        ({"quant_method": "gptq", "bits": 8}, "int8"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+        (_group("int", 4), "w4a16"),
+        (_group("int", 8), "int8"),
+        (_group("float", 8), "fp8"),
+        (_group("float", 8, strategy="block"), "fp8-block"),
+        (_group("float", 4), "nvfp4"),
+    ],
+)
+def test_a_quantised_config_is_told_by_its_bits_as_well(config: dict[str, object], name: str):
+    shape = from_config({**LLAMA, "quantization_config": config})
+    assert published(shape.quant_method, shape.dtype, shape.model_type).name == name
+
+
+@pytest.mark.parametrize("config", [{"quant_method": "gptq", "bits": 3}, _group("int", 6)])
+def test_bits_without_a_format_are_refused(config: dict[str, object]):
+    shape = from_config({**LLAMA, "quantization_config": config})
+    with pytest.raises(SetupError, match=r"of [36] bits.*is not known: choose one of"):
+        published(shape.quant_method, shape.dtype, shape.model_type)
+
+
+def test_more_experts_for_a_token_than_there_are_is_refused():
+    sparse = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9}
+    with pytest.raises(SetupError, match="num_experts_per_tok 9 is more than the 8"):
+        from_config({**LLAMA, **sparse})

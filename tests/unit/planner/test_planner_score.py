@@ -138,6 +138,19 @@ def test_quantiles_lie_between_neighbours(values, share, expected):
     assert quantile(values, share) == (expected if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.parametrize("cell", ["inf", "-inf", "1e999"])
+def test_a_number_without_end_is_none(write, cell):
+    """Else an error that is endless too would make a percentile of the whole file null."""
+    (judged,) = score(write({"kv_tokens": cell})).judged
+    assert judged.unscored == f"kv_tokens {cell!r} is not a number"
+
+
+def test_a_file_with_a_byte_order_mark_and_an_engine_in_capitals_is_read(write):
+    file = write({"kv_tokens": "1", "engine": "vLLM"})
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert score(file).summary()["kv_capacity"]["rows"] == 1
+
+
 def test_a_file_without_the_columns_is_refused(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("id,kind\n")
