@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import forks  # noqa: F401  (before anything that imports grpc)
 import interpreter  # noqa: F401  (before anything that imports triton)
 import pytest
 import redis

@@ -54,7 +54,8 @@ def for_child(**changes: str) -> dict[str, str]:
 
 
 def quiet_grpc_forks() -> None:
-    """gRPC prints a line at each fork of a process that uses it; ours only fork to exec."""
+    """gRPC prints a line at each fork of a process that uses it, and its handlers may hold the
+    child for ever; ours only fork to exec. Call before grpc is imported."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 

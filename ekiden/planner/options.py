@@ -199,6 +199,11 @@ def places(devices: Devices, layout: Layout) -> int:
     return devices.hosts // -(-layout.gpus // devices.per_host)
 
 
+LEAST_KV = 0.05
+"""Of what an engine may take of a card. What has less serves a handful at a time, and a figure of
+the sum that is a few percent off would leave nothing."""
+
+
 def why_not(stepper: Stepper, sequences: int) -> str:
     """Why a replica does not fit; empty where it holds ``sequences`` of max_model_len, of which a
     DP group has its part."""
@@ -207,10 +212,15 @@ def why_not(stepper: Stepper, sequences: int) -> str:
     except SetupError as error:
         return error.message
     need = sequences * found.limits.max_model_len
-    if stepper.tokens >= need:
-        return ""
     rank = found.ranks[found.tightest]
     weights = f"{show(rank.weights)} of weights a GPU"
+    if stepper.tokens >= need:
+        if rank.kv >= LEAST_KV * rank.usable:
+            return ""
+        return (
+            f"{weights} leave {show(rank.kv)} of {show(rank.usable)} for KV: {stepper.tokens} "
+            f"tokens, and less than {LEAST_KV:.0%} of a card is no room to serve from"
+        )
     if rank.kv <= 0:
         return f"{weights} and what else it takes pass its {show(rank.usable)} by {show(-rank.kv)}"
     return (
