@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.options import result_name
 from benchmarks.results import Row, publish, row
 
 from ekiden.planner.calibration import calibration
@@ -50,7 +51,8 @@ def main() -> int:
         rows += measured(f"{REPLICAS} replicas, blocks of {block}", idle, lines, goal=GOAL)
     busy = scenario(one, BUSY_PREFILL, BUSY_REPLICAS - BUSY_PREFILL, args.block_sizes[0])
     rows += measured(f"{BUSY_REPLICAS} replicas, blocks of {args.block_sizes[0]}", busy, lines)
-    publish("sim", rows)
+    args.quick = bool(args.requests)
+    publish(result_name("sim", args), rows)
     return 0
 
 

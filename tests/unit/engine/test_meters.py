@@ -14,6 +14,8 @@ from ekiden.engine.plan import StepResult
 from ekiden.engine.scheduling.queues import Queues
 from gateway.metrics import Metrics
 
+DECODE: dict[str, Any] = {"role": "decode", "model": "m", "tp": 1, "pp": 1}
+
 
 def ended(meters: Meters, at: float, now: float, *stages: float, collective: float = 0.0) -> None:
     result = StepResult(
@@ -41,7 +43,7 @@ def test_the_gateway_shows_them_by_replica_and_stage_and_forgets_who_left() -> N
     meters = Meters()
     ended(meters, 0.0, 4.0, 3.0, 1.0, collective=1.5)
     record = SimpleNamespace(
-        id="d-1", role="decode", model="m", stats=replica_stats(Queues(), BlockPool(1), meters)
+        **DECODE, id="d-1", stats=replica_stats(Queues(), BlockPool(1), meters)
     )
     fleet: Any = SimpleNamespace(stale_for_s=0.0, replicas=lambda: [record])
     metrics = Metrics()
@@ -56,8 +58,8 @@ def test_the_gateway_shows_a_replicas_requests_and_the_share_of_its_blocks_that_
     stats = ReplicaStats(
         running=3, waiting=2, kv_blocks_total=40, kv_blocks_held=10, kv_blocks_cached=5
     )
-    bare = SimpleNamespace(id="d-2", role="decode", model="m", stats=ReplicaStats())
-    record = SimpleNamespace(id="d-1", role="decode", model="m", stats=stats)
+    bare = SimpleNamespace(**DECODE, id="d-2", stats=ReplicaStats())
+    record = SimpleNamespace(**DECODE, id="d-1", stats=stats)
     fleet: Any = SimpleNamespace(stale_for_s=0.0, replicas=lambda: [record, bare])
     metrics = Metrics()
     text = metrics.render(fleet).decode()
