@@ -116,6 +116,7 @@ def test_bytes_held_at_the_end_may_complete_a_stop(bytes_tokenizer: Tokenizer) -
     assert output.finish() == StopMatch("\ufffd", "")
 
 
+@example(text="  ")
 @given(text=st.text(max_size=30))
 def test_output_without_a_match_shows_every_character(tokenizer: Tokenizer, text: str) -> None:
     tokens = tokenizer.encode(text)
@@ -126,4 +127,5 @@ def test_output_without_a_match_shows_every_character(tokenizer: Tokenizer, text
         shown += output.take()
     assert output.finish() is None
     shown += output.take()
-    assert shown.removeprefix(" ") == tokenizer.decode(tokens).removeprefix(" ")
+    whole = tokenizer.decode(tokens)
+    assert shown in (whole, " " + whole), "some decoders drop one space before a whole text"
