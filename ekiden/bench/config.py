@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from ekiden.bench.asking import Dialect
-from ekiden.bench.result import Slo
 from ekiden.bench.trace import Traced
 from ekiden.bench.workload import Drawn
+from ekiden.measures.goodput import Slo
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ekiden.bench.result import Level, Result, Spread
+from ekiden.bench.result import Level, Result
+from ekiden.measures.spread import Spread
 
 _PLAIN = (
     "name", "load", "value", "requests", "succeeded", "error_rate", "duration_s", "requests_per_s",

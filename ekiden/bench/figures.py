@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from ekiden.bench.histogram import Histogram, middle
 from ekiden.bench.record import Record
-from ekiden.bench.result import Bucket, Goodput, Level, Samples, Service, Slo, Spread
+from ekiden.bench.result import Bucket, Level, Samples, Service
+from ekiden.measures.goodput import Slo, goodput
+from ekiden.measures.spread import POINTS, Spread, ms, rate, spread
 
 LATE_MS = 10.0
 """Of the schedule, at P99: above it the run says that the client was late."""
 BUSY = 0.8
 """Of a core: above it the run says that the client may have been the limit."""
-_POINTS = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
 
 
 def level(
@@ -58,11 +57,11 @@ def level(
         error_details={row.error: row.detail for row in reversed(rows) if not row.ok},
         error_rate=1 - len(good) / len(rows) if rows else 0.0,
         duration_s=passed,
-        requests_per_s=_rate(len(good), passed),
-        output_tokens_per_s=_rate(output, passed),
-        total_tokens_per_s=_rate(output + prompt, passed),
+        requests_per_s=rate(len(good), passed),
+        output_tokens_per_s=rate(output, passed),
+        total_tokens_per_s=rate(output + prompt, passed),
         itl_ms=_gaps(gaps),
-        goodput=_goodput(rows, slo, passed),
+        goodput=goodput(rows, slo, passed),
         short_answers=sum(row.output_tokens < row.asked_output for row in good),
         counted_by_server=all(row.counted for row in good),
         client_cpu_share=client_cpu,
@@ -76,28 +75,8 @@ def level(
     )
 
 
-def ms(seconds: Iterable[float]) -> Spread:
-    return spread(1000 * value for value in seconds)
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """All zeros of nothing."""
-    found = np.fromiter(values, dtype=np.float64)
-    if not found.size:
-        return Spread()
-    points = np.percentile(found, list(_POINTS.values()))
-    return Spread(
-        count=found.size,
-        mean=float(found.mean()),
-        std=float(found.std()),
-        min=float(found.min()),
-        max=float(found.max()),
-        **dict(zip(_POINTS, map(float, points), strict=True)),
-    )
-
-
 def _gaps(gaps: Histogram) -> Spread:
-    points = {name: 1000 * gaps.percentile(percent) for name, percent in _POINTS.items()}
+    points = {name: 1000 * gaps.percentile(percent) for name, percent in POINTS.items()}
     return Spread(
         count=gaps.count,
         mean=1000 * gaps.mean_s,
@@ -113,27 +92,6 @@ def _duration(rows: Sequence[Record]) -> float:
     if not rows:
         return 0.0
     return max(row.ended_s for row in rows) - min(row.sent_s for row in rows)
-
-
-def _rate(count: float, passed: float) -> float:
-    return count / passed if passed > 0 else 0.0
-
-
-def meets(row: Record, slo: Slo) -> bool:
-    """An answer of one token has no TPOT, and so meets any."""
-    kept = (
-        (slo.ttft_ms, row.ttft_s),
-        (slo.tpot_ms, row.tpot_s or 0.0),
-        (slo.e2e_ms, row.e2e_s),
-    )
-    return row.ok and all(not limit or 1000 * value <= limit for limit, value in kept)
-
-
-def _goodput(rows: Sequence[Record], slo: Slo, passed: float) -> Goodput | None:
-    if slo == Slo() or not rows:
-        return None
-    count = sum(meets(row, slo) for row in rows)
-    return Goodput(requests_per_s=_rate(count, passed), share=count / len(rows))
 
 
 def _notes(lag: Spread, client_cpu: float) -> list[str]:

@@ -8,8 +8,10 @@ from html import escape
 from pathlib import Path
 
 from ekiden.bench import charts
-from ekiden.bench.result import Level, Result, Samples, Spread
-from ekiden.bench.table import milliseconds, notes, service_lines
+from ekiden.bench.result import Level, Result, Samples
+from ekiden.bench.table import notes, service_lines
+from ekiden.measures.spread import Spread
+from ekiden.measures.table import milliseconds
 
 MAX_DOTS = 2000
 """Requests of a timeline that are drawn; of more, every nth."""

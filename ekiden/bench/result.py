@@ -11,38 +11,10 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.measures.goodput import Goodput, Slo
+from ekiden.measures.spread import Spread
 
 SCHEMA = "ekiden.bench/1"
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How values are spread. Percentiles are linear between ranks, as numpy's are."""
-
-    count: int = 0
-    mean: float = 0.0
-    std: float = 0.0
-    min: float = 0.0
-    p50: float = 0.0
-    p90: float = 0.0
-    p95: float = 0.0
-    p99: float = 0.0
-    max: float = 0.0
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request must keep to count for goodput, in ms; 0: not asked."""
-
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    e2e_ms: float = 0.0
-
-
-class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that met every part of the SLO."""
-
-    requests_per_s: float
-    share: float
-    """Of all that were sent, failed ones among them."""
 
 
 class ReplicaShare(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ekiden.bench.figures import ms, spread
 from ekiden.bench.http import Address
 from ekiden.bench.record import Account, Record
-from ekiden.bench.result import ReplicaShare, Service, Spread
+from ekiden.bench.result import ReplicaShare, Service
+from ekiden.measures.spread import Spread, ms, spread
 
 EVERY_S = 1.0
 SCRAPE_S = 5.0

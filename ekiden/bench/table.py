@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ekiden.bench.result import Level, Result, Service, Spread
+from ekiden.bench.result import Level, Result, Service
+from ekiden.measures.columns import aligned
+from ekiden.measures.table import by_source, means, of_goodput, points
 
 _HEAD = (
     "load", "requests", "failed", "req/s", "out tok/s", "TTFT p50", "p95", "p99", "TPOT p50",
@@ -17,7 +19,7 @@ def table(result: Result) -> str:
     lines = [
         f"{result.model} at {result.url}, {result.endpoint}, {result.workload}",
         f"prompts: {result.prompts}",
-        *_aligned([_HEAD, *(_row(level) for level in result.levels)]),
+        *aligned([_HEAD, *(_row(level) for level in result.levels)], figures=True),
         *(f"note: {note}" for note in notes(result)),
         *(
             f"{level.name}: {line}"
@@ -35,28 +37,18 @@ def notes(result: Result) -> list[str]:
 
 
 def _row(level: Level) -> tuple[str, ...]:
-    good = level.goodput
     return (
         level.name,
         str(level.requests),
         str(level.requests - level.succeeded),
         f"{level.requests_per_s:.2f}",
         f"{level.output_tokens_per_s:,.0f}",
-        *_points(level.ttft_ms, "p50", "p95", "p99"),
-        *_points(level.tpot_ms, "p50", "p95", "p99"),
-        *_points(level.itl_ms, "p50", "p99"),
-        *_points(level.e2e_ms, "p50", "p99"),
-        "-" if good is None else f"{good.requests_per_s:.2f}/s ({good.share:.0%})",
+        *points(level.ttft_ms, "p50", "p95", "p99"),
+        *points(level.tpot_ms, "p50", "p95", "p99"),
+        *points(level.itl_ms, "p50", "p99"),
+        *points(level.e2e_ms, "p50", "p99"),
+        of_goodput(level.goodput),
     )
-
-
-def _points(spread: Spread, *names: str) -> list[str]:
-    return [milliseconds(getattr(spread, name)) if spread.count else "-" for name in names]
-
-
-def milliseconds(value: float) -> str:
-    """Three figures that count, whole numbers above 100."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _below(level: Level) -> Iterator[str]:
@@ -72,15 +64,8 @@ def _below(level: Level) -> Iterator[str]:
 
 def service_lines(service: Service) -> Iterator[str]:
     """What our own services told."""
-    total = sum(service.prompt_sources.values()) or 1
-    parts = [
-        f"{name.replace('_', ' ')} {count / total:.0%}"
-        for name, count in service.prompt_sources.items()
-        if count
-    ]
-    yield f"prompt tokens from {', '.join(parts)}"
-    phases = [f"{name} {milliseconds(s.mean)}" for name, s in service.phases_ms.items()]
-    yield f"mean ms of {', '.join(phases)}"
+    yield f"prompt tokens from {by_source(service.prompt_sources)}"
+    yield f"mean ms of {means(service.phases_ms)}"
     for role, worst in service.imbalance.items():
         count = sum(share.role == role for share in service.replicas)
         if count > 1:
@@ -97,15 +82,3 @@ def service_lines(service: Service) -> Iterator[str]:
         ]
         if shown:
             yield f"{name} (mean, most): {'; '.join(shown)}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The first column to the left, figures to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            text.rjust(width) if i else text.ljust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -18,6 +18,7 @@ from ekiden.cli.options import add_redis, redis_url, seconds
 from ekiden.core import env
 from ekiden.core.errors import SetupError
 from ekiden.core.types import BlockBooks
+from ekiden.measures.columns import aligned
 
 if TYPE_CHECKING:
     from ekiden.rpc.replica_pb2 import AuditReply
@@ -158,12 +159,7 @@ def table(rows: Sequence[Audited]) -> str:
     """One line a replica under a line of titles."""
     if not rows:
         return "no replica is registered"
-    cells = [_COLUMNS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
+    return "\n".join(aligned([_COLUMNS, *(_cells(row) for row in rows)]))
 
 
 def _cells(row: Audited) -> tuple[str, ...]:

@@ -22,12 +22,12 @@ from ekiden.cli.bench_verbs import add_compare, add_mock
 from ekiden.cli.chat import DEFAULT_URL
 from ekiden.cli.command import add_command
 from ekiden.cli.options import at_least, seconds
+from ekiden.cli.slo import SLO_HELP, slo_of
 
 if TYPE_CHECKING:
     from ekiden.bench.result import Result
 
 ENDPOINTS = ("completions", "chat")
-SLO_PARTS = ("ttft", "tpot", "e2e")
 
 _EXAMPLES = """examples:
   ekiden bench                                       8 at a time against a local gateway
@@ -117,8 +117,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         help="of an open loop; beyond it requests are late (default: 1024)")  # fmt: skip
     add("--processes", type=at_least(1), default=1, metavar="N",
         help="that send and read (default: 1)")  # fmt: skip
-    add("--slo", type=_slo, default={}, metavar="ttft=MS,...",
-        help=f"limits for goodput, of {', '.join(SLO_PARTS)}")  # fmt: skip
+    add("--slo", type=slo_of(_rate), default={}, metavar="ttft=MS,...",
+        help=SLO_HELP)  # fmt: skip
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -178,19 +178,6 @@ def _rate(text: str) -> float:
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, as 0.5, 4 or inf")
     return value
-
-
-def _slo(text: str) -> dict[str, float]:
-    limits = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name not in SLO_PARTS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is no part of an SLO: choose of {', '.join(SLO_PARTS)}, "
-                "as ttft=500,tpot=50"
-            )
-        limits[name] = _rate(value)
-    return limits
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from ekiden.core.errors import SetupError
 
 if TYPE_CHECKING:
     from ekiden.bench.config import BenchConfig, Load
-    from ekiden.bench.result import Slo
     from ekiden.bench.trace import Traced
+    from ekiden.measures.goodput import Slo
 
 WORKLOADS = tuple(NAMED)
 DEFAULT_COUNT = 100
@@ -132,6 +132,6 @@ def _count(args: argparse.Namespace) -> int:
 
 
 def _limits(parts: dict[str, float]) -> Slo:
-    from ekiden.bench.result import Slo
+    from ekiden.measures.goodput import Slo
 
     return Slo(**{f"{name}_ms": value for name, value in parts.items()})

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.measures.goodput import Slo
 from ekiden.planner.decision import Decision
 from ekiden.planner.options import DISAGGREGATED
 from ekiden.planner.trace import read_trace
 from ekiden.sim.asked import Asked, drawn, replayed
-from ekiden.sim.figures import Figures, Slo, figures
+from ekiden.sim.figures import Figures, figures
 from ekiden.sim.run import Progress, longest, simulate
 from ekiden.sim.scenario import Scenario
 

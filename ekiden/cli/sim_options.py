@@ -16,19 +16,19 @@ from ekiden.cli.plan_options import (
     question,
     workload_of,
 )
+from ekiden.cli.slo import SLO_HELP, slo_of
 from ekiden.core.config import ServiceConfig
 from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import POLL_S, RENEW_S
 
 if TYPE_CHECKING:
+    from ekiden.measures.goodput import Slo
     from ekiden.planner.layout import Layout
     from ekiden.planner.options import Asked as Question
     from ekiden.planner.steps import Stepper
     from ekiden.sim.asked import Asked
-    from ekiden.sim.figures import Slo
     from ekiden.sim.scenario import Autoscale, Kill, Scenario
 
-SLO_PARTS = ("ttft", "tpot", "e2e")
 POLICIES = ("router", "round-robin", "least-requests")
 REQUESTS = 1000
 _UNASKED = {
@@ -69,8 +69,8 @@ def _add_traffic(group: Any) -> None:
         help="replay faster or slower (default: 1)")  # fmt: skip
     add("--timeout", type=seconds, default=600.0, metavar="SECONDS",
         help="of a whole request (default: 600)")  # fmt: skip
-    add("--slo", type=_slo, default={}, metavar="ttft=MS,...",
-        help=f"limits for goodput, of {', '.join(SLO_PARTS)}")  # fmt: skip
+    add("--slo", type=slo_of(positive), default={}, metavar="ttft=MS,...",
+        help=SLO_HELP)  # fmt: skip
     add("--seed", type=at_least(0), default=0, metavar="N",
         help="of arrivals, ties and failures (default: 0)")  # fmt: skip
 
@@ -205,7 +205,7 @@ def requests(args: argparse.Namespace, scenario: Scenario) -> tuple[list[Asked],
 
 def slo(args: argparse.Namespace) -> Slo:
     """The limits of a request that counts for goodput."""
-    from ekiden.sim.figures import Slo
+    from ekiden.measures.goodput import Slo
 
     return Slo(**{f"{name}_ms": value for name, value in args.slo.items()})
 
@@ -278,16 +278,3 @@ def _kill(text: str) -> Kill:
             f"{text!r} names no death: the replica and the second, as decode-0@30 or prefill-1@5.5"
         )
     return Kill(role=match[1], number=int(match[2]), at_s=float(match[3]))
-
-
-def _slo(text: str) -> dict[str, float]:
-    limits = {}
-    for one in text.split(","):
-        name, _, value = one.partition("=")
-        if name not in SLO_PARTS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is no part of an SLO: choose of {', '.join(SLO_PARTS)}, "
-                "as ttft=500,tpot=50"
-            )
-        limits[name] = positive(value)
-    return limits

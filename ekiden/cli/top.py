@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ekiden.cli.chat import DEFAULT_URL
 from ekiden.cli.command import add_command
 from ekiden.cli.options import add_redis, redis_url, seconds
+from ekiden.core.clock import MonotonicClock
 from ekiden.core.errors import SetupError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Top:
         self._redis, self._gateway = redis, gateway
         self._interval_s = interval_s
         self._before: Scrape | None = None
+        self._clock = MonotonicClock()
 
     async def run(self, *, once: bool) -> None:
         """Raises SetupError: there is no Redis."""
@@ -91,10 +93,11 @@ class Top:
 
     async def _look(self, http: httpx.AsyncClient, watcher: Watcher) -> View:
         from ekiden.cli.top_view import View
-        from ekiden.doctor.scrape import Interval
+        from ekiden.doctor.scrape import Interval, Scrape, scrape
 
-        scrape = await self._scrape(http)
-        trouble, found = (scrape, None) if isinstance(scrape, str) else ("", scrape)
+        looked = await scrape(http, self._gateway, self._clock)
+        found = looked if isinstance(looked, Scrape) else None
+        trouble = "" if found else f"{self._gateway} tells nothing ({looked}): give --url"
         before, self._before = self._before, found
         return View(
             replicas=watcher.replicas(),
@@ -102,19 +105,6 @@ class Top:
             gateway=Interval(before=before, after=found) if before and found else None,
             trouble=trouble or "its first reading is there, the next makes rates of it",
         )
-
-    async def _scrape(self, http: httpx.AsyncClient) -> Scrape | str:
-        """The gateway's metrics, or why there are none."""
-        import httpx
-
-        from ekiden.doctor.scrape import read_scrape
-
-        try:
-            answer = await http.get(f"{self._gateway}/metrics")
-            answer.raise_for_status()
-            return read_scrape(answer.text, time.monotonic())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            return f"{self._gateway} tells nothing ({error or type(error).__name__}): give --url"
 
 
 def show(title: str, view: View, *, live: bool) -> None:

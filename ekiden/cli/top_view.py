@@ -8,6 +8,7 @@ import msgspec
 
 from ekiden.core.types import ReplicaStats
 from ekiden.doctor.scrape import Interval
+from ekiden.measures.columns import aligned
 from ekiden.registry.record import READY, ReplicaRecord
 
 BAR = 10
@@ -98,8 +99,7 @@ def _table(pool: Sequence[ReplicaRecord]) -> list[str]:
     if not pool:
         return []
     cells = [_COLUMNS, *(_cells(record) for record in sorted(pool, key=lambda r: r.id))]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
-    return ["  " + "  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+    return [f"  {line}" for line in aligned(cells)]
 
 
 def _cells(record: ReplicaRecord) -> tuple[str, ...]:

@@ -6,8 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+
+from ekiden.core.clock import Clock
 
 Labels = tuple[tuple[str, str], ...]
 """Names and values, in order of name."""
@@ -41,6 +44,16 @@ def read_scrape(text: str, at: float) -> Scrape:
             labels = tuple(sorted(sample.labels.items()))
             samples.setdefault(sample.name, {})[labels] = sample.value
     return Scrape(at=at, samples=samples)
+
+
+async def scrape(http: httpx.AsyncClient, gateway: str, clock: Clock) -> Scrape | str:
+    """One reading of the gateway at that URL, or why there is none."""
+    try:
+        answer = await http.get(f"{gateway}/metrics")
+        answer.raise_for_status()
+        return read_scrape(answer.text, clock.now())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from ekiden.core.cores import usable_cores
 from ekiden.core.errors import SetupError
 from ekiden.doctor.evidence import Evidence, Host, Situation
 from ekiden.doctor.readings import Reading, situation
-from ekiden.doctor.scrape import Scrape, read_scrape
+from ekiden.doctor.scrape import Scrape, scrape
 from ekiden.registry.watcher import Watcher
 
 EVERY_S = 1.0
@@ -70,15 +70,11 @@ class Watch:
         )
 
     async def _scrape(self, http: httpx.AsyncClient) -> Scrape | None:
-        url = f"{self._gateway}/metrics"
-        try:
-            answer = await http.get(url)
-            answer.raise_for_status()
-            return read_scrape(answer.text, self._clock.now())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            why = str(error).partition("\n")[0] or type(error).__name__
-            self.missing["gateway"] = f"{url} tells nothing ({why}): give --url"
-            return None
+        found = await scrape(http, self._gateway, self._clock)
+        if isinstance(found, Scrape):
+            return found
+        self.missing["gateway"] = f"{self._gateway}/metrics tells nothing ({found}): give --url"
+        return None
 
     def _check(self, readings: list[Reading]) -> None:
         if self._redis or any(reading.scrape for reading in readings):

@@ -7,46 +7,17 @@ Durations are milliseconds in fields that end in ``_ms``, seconds in those that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
+from ekiden.measures.goodput import Goodput, Slo, goodput
+from ekiden.measures.spread import Spread, ms, rate, spread
 from ekiden.sim.pools import ROLES
 from ekiden.sim.record import Record
 from ekiden.sim.run import Outcome, Span
 
 SOURCES = ("decode_cache", "prefill_cache", "prefill_computed", "local_computed")
-_POINTS = {"p50": 50, "p90": 90, "p95": 95, "p99": 99}
-
-
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """How values are spread. Percentiles are linear between ranks."""
-
-    count: int = 0
-    mean: float = 0.0
-    std: float = 0.0
-    min: float = 0.0
-    p50: float = 0.0
-    p90: float = 0.0
-    p95: float = 0.0
-    p99: float = 0.0
-    max: float = 0.0
-
-
-class Slo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request must keep to count for goodput, in ms; 0: not asked."""
-
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    e2e_ms: float = 0.0
-
-
-class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that met every part of the SLO."""
-
-    requests_per_s: float
-    share: float
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,13 +84,13 @@ def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figu
         errors=dict(Counter(row.error for row in rows if not row.ok)),
         error_rate=1 - len(good) / len(rows) if rows else 0.0,
         duration_s=passed,
-        requests_per_s=_rate(len(good), passed),
-        output_tokens_per_s=_rate(output, passed),
-        total_tokens_per_s=_rate(output + prompt, passed),
-        ttft_ms=_ms(row.ttft_s for row in good),
-        tpot_ms=_ms(row.tpot_s for row in good if row.tpot_s is not None),
-        e2e_ms=_ms(row.e2e_s for row in good),
-        goodput=_goodput(rows, slo, passed),
+        requests_per_s=rate(len(good), passed),
+        output_tokens_per_s=rate(output, passed),
+        total_tokens_per_s=rate(output + prompt, passed),
+        ttft_ms=ms(row.ttft_s for row in good),
+        tpot_ms=ms(row.tpot_s for row in good if row.tpot_s is not None),
+        e2e_ms=ms(row.e2e_s for row in good),
+        goodput=goodput(rows, slo, passed),
         prompt_tokens=spread(row.asked.prompt for row in good),
         output_tokens=spread(row.asked.output for row in good),
         phases_ms=_phases(good),
@@ -133,37 +104,6 @@ def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figu
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """All zeros of nothing."""
-    found = np.fromiter(values, dtype=np.float64)
-    if not found.size:
-        return Spread()
-    points = np.percentile(found, list(_POINTS.values()))
-    return Spread(
-        count=found.size,
-        mean=float(found.mean()),
-        std=float(found.std()),
-        min=float(found.min()),
-        max=float(found.max()),
-        **dict(zip(_POINTS, map(float, points), strict=True)),
-    )
-
-
-def meets(row: Record, slo: Slo) -> bool:
-    """An answer of one token has no TPOT, and so meets any."""
-    if not row.ok:
-        return False
-    kept = ((slo.ttft_ms, row.ttft_s), (slo.tpot_ms, row.tpot_s or 0.0), (slo.e2e_ms, row.e2e_s))
-    return all(not limit or 1000 * value <= limit for limit, value in kept)
-
-
-def _goodput(rows: Sequence[Record], slo: Slo, passed: float) -> Goodput | None:
-    if slo == Slo() or not rows:
-        return None
-    count = sum(meets(row, slo) for row in rows)
-    return Goodput(requests_per_s=_rate(count, passed), share=count / len(rows))
-
-
 def _phases(good: Sequence[Record]) -> dict[str, Spread]:
     """Where the time went: queue, prefill, transfer (after the first token), decode."""
     found: dict[str, list[float]] = {"queue": [], "prefill": [], "transfer": [], "decode": []}
@@ -174,7 +114,7 @@ def _phases(good: Sequence[Record]) -> dict[str, Spread]:
         found["prefill"].append(first - started)
         found["transfer"].append(ready - first)
         found["decode"].append(row.asked.due_s + row.e2e_s - ready)
-    return {phase: _ms(values) for phase, values in found.items()}
+    return {phase: ms(values) for phase, values in found.items()}
 
 
 def _spans(role: str, outcome: Outcome) -> list[Span]:
@@ -188,8 +128,8 @@ def _pool(role: str, outcome: Outcome) -> Pool:
         role=role,
         replicas=len(spans),
         gpu_hours=sum(span.seconds * span.gpus for span in spans) / 3600,
-        busy_share=_rate(sum(span.busy_s for span in spans), seconds),
-        link_share=_rate(sum(span.wire_s for span in spans), seconds),
+        busy_share=rate(sum(span.busy_s for span in spans), seconds),
+        link_share=rate(sum(span.wire_s for span in spans), seconds),
         imbalance=_imbalance(role, outcome),
     )
 
@@ -207,11 +147,3 @@ def _duration(rows: Sequence[Record]) -> float:
     """From the first request that was due to the last that ended."""
     ends = [row.ended_s for row in rows if row.ended_s is not None]
     return max(ends) - min(row.asked.due_s for row in rows) if ends else 0.0
-
-
-def _rate(count: float, passed: float) -> float:
-    return count / passed if passed > 0 else 0.0
-
-
-def _ms(seconds: Iterable[float]) -> Spread:
-    return spread(1000 * value for value in seconds)

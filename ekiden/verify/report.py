@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from ekiden.measures.columns import aligned
+
 from .layouts import Layout, Pair
 from .outcome import STATUSES, Outcome
 
@@ -104,7 +106,7 @@ def _layout_table(
     rows: Sequence[Layout], columns: Sequence[Layout], results: Mapping[Pair, Outcome]
 ) -> list[str]:
     head = ["prefill \\ decode", *map(str, columns)]
-    return _aligned([head, *([str(p), *(_cell(results[p, d]) for d in columns)] for p in rows)])
+    return aligned([head, *([str(p), *(_cell(results[p, d]) for d in columns)] for p in rows)])
 
 
 def _dtype_table(results: Mapping[Pair, Outcome]) -> list[str]:
@@ -121,15 +123,7 @@ def _dtype_table(results: Mapping[Pair, Outcome]) -> list[str]:
         bound = f"{max(o.bound for o in outcomes):.1e}" if tokens else "-"
         kinds = [prefill_kv or "auto", decode_kv or "auto"]
         rows.append([*kinds, counts, share, distance, bound])
-    return _aligned(rows)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return aligned(rows)
 
 
 def _details(cells: Sequence[Pair], results: Mapping[Pair, Outcome]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import Any
 from ekiden.bench import figures
 from ekiden.bench.histogram import Histogram
 from ekiden.bench.record import Record
-from ekiden.bench.result import Level, Result, Slo
+from ekiden.bench.result import Level, Result
+from ekiden.measures.goodput import Slo
 
 
 def record(index: int = 0, **changes: Any) -> Record:

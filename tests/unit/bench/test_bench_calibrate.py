@@ -7,8 +7,8 @@ from typing import Any
 
 from ekiden.bench.calibrate import LONG, OUTPUT, Look, looks
 from ekiden.bench.host import this_host
-from ekiden.bench.result import Spread
 from ekiden.bench.workload import Shape
+from ekiden.measures.spread import Spread
 
 
 def test_no_look_is_longer_or_wider_than_the_server_takes() -> None:

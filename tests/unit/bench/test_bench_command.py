@@ -13,11 +13,13 @@ from ekiden.bench import asking, sweep
 from ekiden.bench import result as results
 from ekiden.bench.config import BenchConfig
 from ekiden.bench.mock import MockConfig, serving
-from ekiden.bench.result import Result, Slo
+from ekiden.bench.result import Result
 from ekiden.bench.wording import Wording
-from ekiden.cli.bench import ENDPOINTS, SLO_PARTS
+from ekiden.cli.bench import ENDPOINTS
 from ekiden.cli.main import main
+from ekiden.cli.slo import SLO_PARTS
 from ekiden.core.errors import SetupError
+from ekiden.measures.goodput import Slo
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from bench_records import level_of, record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ekiden.bench.figures import spread
 from ekiden.bench.record import Account
-from ekiden.bench.result import Slo
 from ekiden.bench.service import Gauges, service
+from ekiden.measures.goodput import Slo
+from ekiden.measures.spread import spread
 
 
 def test_times_count_from_the_scheduled_moment_and_from_sending_too():

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from ekiden.bench import charts, csv, html
 from ekiden.bench.axis import by_decades, from_zero, through
-from ekiden.bench.result import ReplicaShare, Result, Service, Slo, Spread
+from ekiden.bench.result import ReplicaShare, Result, Service
 from ekiden.bench.table import service_lines, table
+from ekiden.measures.goodput import Slo
+from ekiden.measures.spread import Spread
 
 LEVELS = [
     level_of(

@@ -15,13 +15,13 @@ from ekiden.bench.result import (
     Result,
     Samples,
     Service,
-    Slo,
-    Spread,
     read,
     write,
 )
 from ekiden.doctor.benches import Run, situations
 from ekiden.doctor.evidence import Load, Situation
+from ekiden.measures.goodput import Slo
+from ekiden.measures.spread import Spread
 
 MS = Spread(count=40, mean=50.0, p50=40.0, p95=60.0, p99=70.0)
 GAUGES = {

@@ -7,9 +7,10 @@ import random
 import pytest
 from sim_worlds import moments, requests, run, scenario
 
+from ekiden.measures.goodput import Slo
 from ekiden.planner.workload import workload
 from ekiden.sim.asked import Asked, drawn
-from ekiden.sim.figures import Figures, Slo, figures
+from ekiden.sim.figures import Figures, figures
 from ekiden.sim.run import World
 from ekiden.sim.scenario import Autoscale, Kill, Scenario
 from gateway import placing
