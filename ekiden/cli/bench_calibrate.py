@@ -99,8 +99,8 @@ def _device(args: argparse.Namespace) -> Gpu:
 
 def _replica(args: argparse.Namespace, device: Gpu) -> Replica:
     """What the server is, for the planner."""
-    from ekiden.cli.plan_options import own_weights
     from ekiden.planner.catalogue import geometry
+    from ekiden.planner.dtypes import own_format
     from ekiden.planner.limits import Limits
     from ekiden.planner.memory import Replica, card_of
     from ekiden.planner.precision import kv_format
@@ -110,7 +110,7 @@ def _replica(args: argparse.Namespace, device: Gpu) -> Replica:
     return Replica(
         geometry=shape,
         card=card_of(device),
-        weights=own_weights(args.weights, shape),
+        weights=own_format(args.weights, shape, device),
         kv_dtype=args.kv_cache_dtype,
         limits=Limits(chunk=args.max_num_batched_tokens),
     )

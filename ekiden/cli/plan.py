@@ -4,6 +4,7 @@ off that is."""
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +82,10 @@ def _plan(args: argparse.Namespace) -> int:
     print(_json(plan) if args.json else text)
     if args.out:
         texts = {"plan.txt": text + "\n", "plan.json": _json(plan) + "\n"}
-        files = {} if plan["deploy"]["blocked"] else deployment(decision, model, args.out)
-        write(args.out, texts | files)
+        blocked = plan["deploy"]["blocked"]
+        write(args.out, texts | ({} if blocked else deployment(decision, model, args.out)))
+        if blocked:
+            print(f"{args.out} has no files to deploy: {blocked}", file=sys.stderr)
     if args.html:
         write(args.html.parent, {args.html.name: html(decision, plan)})
     kept = not (args.simulate and plan["simulated"]["missed"])

@@ -83,7 +83,7 @@ def overlay(decision: Decision, model: str, file: Path) -> str:
     from ekiden.planner.flags import ROLES, pools, workers
 
     parts = [_OVERLAY.format(name=decision.chosen.name, model=model, file=file)]
-    parts += [f"  {role}: {{ scale: 0 }}\n" for role in ROLES if role not in pools(decision)]
+    parts += [f"  {role}: {{ scale: 0 }}\n" for role in ROLES if role not in pools(decision.chosen)]
     for one in workers(decision):
         first = one.number == 1
         parts.append(

@@ -11,11 +11,9 @@ from ekiden.cli.options import at_least, share
 
 if TYPE_CHECKING:
     from ekiden.planner.calibration import Calibration
-    from ekiden.planner.geometry import Geometry
     from ekiden.planner.layout import Layout
     from ekiden.planner.limits import Limits
     from ekiden.planner.options import Asked
-    from ekiden.planner.precision import WeightFormat
     from ekiden.planner.workload import Objectives, Workload
 
 _PERCENTILES = tuple(f"{what}-p{q}" for what in ("ttft", "tpot") for q in (50, 95, 99))
@@ -191,6 +189,7 @@ def question(args: argparse.Namespace) -> Asked:
     from ekiden.core.errors import SetupError
     from ekiden.planner.catalogue import geometry
     from ekiden.planner.devices import devices
+    from ekiden.planner.dtypes import own_format
     from ekiden.planner.hardware import gpu, gpus
     from ekiden.planner.options import Asked, offered
     from ekiden.planner.precision import kv_format
@@ -206,7 +205,7 @@ def question(args: argparse.Namespace) -> Asked:
     work = workload_of(args)
     limits = _limits(args, work)
     names = [name for name in args.smaller_weights.split(",") if name not in ("", "none")]
-    own = own_weights(args.weights, shape)
+    own = own_format(args.weights, shape, card)
     kv_format(args.kv_cache_dtype)
     return Asked(
         geometry=shape,
@@ -306,12 +305,3 @@ def _objectives(args: argparse.Namespace, work: Workload) -> Objectives:
     for what in assumed:
         stated[f"{what}_p95"] = getattr(usual, f"{what}_p95")
     return Objectives(**stated, assumed=assumed)
-
-
-def own_weights(name: str, shape: Geometry) -> WeightFormat:
-    """``auto``: as the model is published."""
-    from ekiden.planner.precision import published, weight_format
-
-    if name != "auto":
-        return weight_format(name)
-    return published(shape.quant_method, shape.dtype, shape.model_type)

@@ -26,11 +26,11 @@ def page(plan: dict[str, Any]) -> str:
     if plan["chosen"]["latency"] and not plan["chosen"]["latency"]["limit"]:
         parts.append(_section("Latency", _latency(plan)))
         parts.append(_section("Throughput and cost", _cost(plan)))
-        parts.append(_section("If one GPU fails", _bullets([_failure(plan)])))
+        parts.append(_section("If one GPU fails", _bullets(_failure(plan))))
     parts += [
         _section("What lost, and why", _lost(plan)),
         _section("Measure first", _bullets(plan["measure_first"])),
-        _section("Deploy", _deploy(plan["deploy"])),
+        _section("Deploy", _deploy(plan)),
         _section("How far to believe this", _bullets(_certainty(plan))),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -56,6 +56,8 @@ def _head(plan: dict[str, Any]) -> str:
     work = asked["workload"]
     kinds = _kinds([f"{kind['prompt']}/{kind['output']}" for kind in work["kinds"]])
     rate = f"{work['rate']:g} requests/s" if work["rate"] else "as many requests as it serves"
+    if spare := asked["spare_replicas"]:
+        rate += f" with {spare} replica{'s' * (spare > 1)} of each pool lost"
     upto = "up to " if work["name"].startswith("trace ") else ""
     share = work["prefix_share"]
     cached = f", {upto}{share:.0%} of prompts cached" if share else ""
@@ -67,13 +69,12 @@ def _head(plan: dict[str, Any]) -> str:
     which = f"{names[0].upper()} " if len(names) == 1 else ""
     own = " and ".join(f"--{name}-p95" for name in names)
     assumed = f" ({which}assumed: state your own with {own})" if names else ""
-    verdict = "" if plan["met"] else "NOT MET, nearest: "
     shape = f"{asked['gpus_per_host']} x {asked['gpu']}"
     hosts = f"{asked['hosts']} hosts of {shape}" if asked["hosts"] > 1 else shape
     there = asked["gpus_per_host"] * asked["hosts"]
     return "\n".join(
         (
-            f"{verdict}{chosen['name']} ({chosen['gpus']} of {there} GPUs)",
+            _verdict(plan, there),
             f"  model       {asked['geometry']}, {asked['parameters']:,} parameters"
             + _active(asked),
             f"  devices     {hosts}, {asked['interconnect']}"
@@ -82,6 +83,14 @@ def _head(plan: dict[str, Any]) -> str:
             f"  objectives  {stated}{assumed}",
         )
     )
+
+
+def _verdict(plan: dict[str, Any], there: int) -> str:
+    chosen = plan["chosen"]
+    if chosen["refused"]:
+        return f"NOT MET, nothing fits; nearest: {chosen['name']}"
+    verdict = "" if plan["met"] else "NOT MET, nearest: "
+    return f"{verdict}{chosen['name']} ({chosen['gpus']} of {there} GPUs)"
 
 
 def _kinds(lengths: list[str]) -> str:
@@ -139,15 +148,20 @@ def _row(label: str, size: int) -> str:
 def _latency(plan: dict[str, Any]) -> Iterator[str]:
     latency, stated = plan["chosen"]["latency"], plan["asked"]["objectives"]
     yield f"  {'':<6} {'P50':>12} {'P95':>12} {'P99':>12}"
-    for what in ("ttft", "tpot"):
+    decodes = latency["tpot_p50"] is not None
+    for what in ("ttft", "tpot") if decodes else ("ttft",):
         cells = " ".join(f"{_time(latency[f'{what}_p{q}']):>12}" for q in (50, 95, 99))
         goals = [
             f"P{name[-2:]} {_time(most)}" for name, most in stated.items() if name.startswith(what)
         ]
         yield f"  {what.upper():<6} {cells}" + (f"   wanted: {', '.join(goals)}" if goals else "")
-    sequences = f"{latency['running']:.0f} of at most {latency['most']:.0f}"
-    yield _parts(f"a decode step, {sequences} sequences", latency["decode"])
+    if decodes:
+        sequences = f"{latency['running']:.0f} of at most {latency['most']:.0f}"
+        yield _parts(f"a decode step, {sequences} sequences", latency["decode"])
     yield _parts("a mean prompt, alone", latency["prefill"])
+    if not decodes:
+        yield f"  prompts take {latency['prefill_load']:.0%} of the time; answers have one token"
+        return
     extra = f"  prompts take {latency['prefill_load']:.0%} of "
     if plan["chosen"]["kind"] == "aggregated":
         yield f"{extra}the time, and hold a token up by at most {_time(latency['stall'])}"
@@ -188,20 +202,27 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _failure(plan: dict[str, Any]) -> str:
-    failure = plan["failure"]
-    share = failure["share_of_pool"]
-    gpus = f"{failure['gpus']} GPU{'s' * (failure['gpus'] > 1)}"
-    if share == 1:
-        return f"A replica of {gpus} stops with it, and nothing is served until it is back."
-    after = f"A replica of {gpus} stops with it, and {1 - share:.0%} of its pool goes on"
-    return f"{after}. {failure['then']}".strip()
+def _failure(plan: dict[str, Any]) -> list[str]:
+    pools = plan["failure"]["pools"]
+    said = [_loss(one, alone=len(pools) == 1) for one in pools]
+    return [*said[:-1], f"{said[-1]} {plan['failure']['then']}".strip()]
+
+
+def _loss(pool: dict[str, Any], *, alone: bool) -> str:
+    """What one lost GPU of a pool takes with it."""
+    gpus = f"{pool['gpus']} GPU{'s' * (pool['gpus'] > 1)}"
+    head = f"A replica of {gpus} stops with it" if alone else f"{pool['pool']}: {gpus} stop with it"
+    if pool["share"] < 1:
+        return f"{head}, and {1 - pool['share']:.0%} of its pool goes on."
+    if pool["pool"] == "prefill":
+        return f"{head}, and decode replicas compute prompts themselves until it is back."
+    return f"{head}, and nothing is served until it is back."
 
 
 def _lost(plan: dict[str, Any]) -> Iterator[str]:
     shown = _worth_showing(plan)[:_SHOWN]
     for one in shown:
-        yield _wrapped(f"{_name(one)}: {one['why']}", "      ", "  - ")
+        yield _wrapped(f"{one['name']}: {one['why']}", "      ", "  - ")
     if more := len(plan["lost"]) - len(shown):
         yield f"  - {more} more, for reasons of the same kinds: --json has them all"
 
@@ -217,14 +238,12 @@ def _worth_showing(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _name(option: dict[str, Any]) -> str:
-    name: str = option["name"]
-    return name.removeprefix("0 x ") if option["refused"] else name
-
-
-def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
+def _deploy(plan: dict[str, Any]) -> Iterator[str]:
+    deploy = plan["deploy"]
     if deploy["blocked"]:
         yield _wrapped(f"{deploy['blocked']}.")
+        if not plan["chosen"]["refused"]:
+            yield from _servable(deploy["servable"])
         return
     hosts = [lines for lines in deploy["hosts"] if lines]
     for number, lines in enumerate(hosts[:_COMMANDS], 1):
@@ -236,6 +255,16 @@ def _deploy(deploy: dict[str, Any]) -> Iterator[str]:
             yield f"  ... {len(lines) - _COMMANDS} more: --out DIR writes all of them"
     if len(hosts) > _COMMANDS:
         yield f"  ... and {len(hosts) - _COMMANDS} more hosts"
+
+
+def _servable(option: dict[str, Any] | None) -> Iterator[str]:
+    """What is served in place of a plan that is not."""
+    if option is None:
+        yield "  Nothing else that was computed is served either."
+        return
+    yield _wrapped(f"The best that is served: {option['name']}: {option['compared']}.")
+    if option["pin"]:
+        yield _wrapped(f"Its plan, with flags: the same question with {option['pin']}.")
 
 
 def _command(line: str) -> str:
@@ -263,6 +292,13 @@ def _certainty(plan: dict[str, Any]) -> list[str]:
             f"Not checked against a data sheet for this GPU: {', '.join(sure['recalled'])}."
         )
     sentences.append("Memory is arithmetic, and off by 1.5% in the median of published logs.")
+    if servers := sure["ideal_queue_servers"]:
+        sentences.append(
+            f"TTFT P99 is P95 since hardly anyone waits: one ideal queue is computed for all "
+            f"{servers} that prefill, where each request goes to one that is free. A router knows "
+            "their load a moment late and shares out less well: expect P99 beyond this, and see "
+            "--simulate."
+        )
     if sure["checkpoint_bytes"]:
         off = sure["counted_bytes"] / sure["checkpoint_bytes"] - 1
         sentences.append(

@@ -53,13 +53,13 @@ def simulated(
 
 
 def scenario(decision: Decision) -> Scenario:
-    """The chosen pools, under the gateway's router."""
+    """The chosen pools without their spare replicas, under the gateway's router."""
     asked, chosen = decision.asked, decision.chosen
     steppers = [asked.stepper(layout, chosen.form) for layout in chosen.layouts]
-    split = chosen.kind == DISAGGREGATED
+    counts = [count - asked.spare for count in chosen.replicas]
     return Scenario(
-        prefill=chosen.replicas[0] if split else 0,
-        decode=chosen.replicas[-1],
+        prefill=counts[0] if chosen.kind == DISAGGREGATED else 0,
+        decode=counts[-1],
         prefill_stepper=steppers[0],
         decode_stepper=steppers[-1],
     ).check()

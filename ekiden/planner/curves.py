@@ -7,9 +7,9 @@ import math
 from ekiden.planner import flags
 from ekiden.planner.decision import Decision
 from ekiden.planner.memory import TERMS
-from ekiden.planner.options import AGGREGATED, Asked, Option
+from ekiden.planner.options import Option
+from ekiden.planner.evaluate import after_losing
 from ekiden.planner.report import ordered
-from ekiden.planner.serving import Latency, aggregated, disaggregated
 
 Points = list[tuple[float, float]]
 SHOWN = 5
@@ -37,19 +37,9 @@ def frontier(decision: Decision) -> dict[str, Points]:
     goal = decision.asked.objectives.ttft_p95 or math.inf
     found: dict[str, Points] = {}
     for option in drawn(decision):
-        pairs = [(rate, latency(decision.asked, option, rate).ttft_p95) for rate in rates]
+        pairs = [(rate, after_losing(decision.asked, option, rate).ttft_p95) for rate in rates]
         found[option.name] = [(x, y * 1e3) for x, y in pairs if y < OVER * goal]
     return found
-
-
-def latency(asked: Asked, option: Option, rate: float) -> Latency:
-    """Of a deployment as it is, at another rate."""
-    steppers = [asked.stepper(layout, option.form) for layout in option.layouts]
-    if option.kind == AGGREGATED:
-        return aggregated(steppers[0], asked.work, rate, option.replicas[0])
-    prefill, decode = steppers
-    pools = (option.replicas[0], option.replicas[1])
-    return disaggregated(prefill, decode, asked.work, rate, pools)
 
 
 def memory_bars(decision: Decision) -> dict[str, dict[str, float]]:
@@ -67,7 +57,7 @@ def memory_bars(decision: Decision) -> dict[str, dict[str, float]]:
 def kv_lines(decision: Decision) -> dict[str, Points]:
     """Sequences of the workload's mean context on a replica against thousands of tokens of KV,
     and the room that there is."""
-    layout = list(flags.pools(decision).values())[-1][1]
+    layout = list(flags.pools(decision.chosen).values())[-1][1]
     stepper = decision.asked.stepper(layout, decision.chosen.form)
     work, room = decision.asked.work, stepper.tokens
     most = max(2.0, 1.2 * room / work.context)

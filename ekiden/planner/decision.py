@@ -7,6 +7,8 @@ model's own format of weights comes before smaller ones, and one pool before two
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from ekiden.core.errors import SetupError
@@ -31,8 +33,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[Option, ...]
     aggregated: Option | None
     """The best of one pool, against which two pools were measured; None: none fits."""
-    short: bool = False
-    """The rate that was asked for is more than these GPUs carry, and ``chosen`` carries most."""
+    most: Decision | None = None
+    """The decision without the rate, where that is more than these GPUs carry: ``chosen`` is its."""
+
+    @property
+    def short(self) -> bool:
+        """The rate that was asked for is more than these GPUs carry, and ``chosen`` carries most."""
+        return self.most is not None
 
     @property
     def met(self) -> bool:
@@ -48,38 +55,38 @@ def decide(asked: Asked) -> Decision:
             for and cannot be; names it and the nearest that works.
     """
     check(asked)
-    everything: list[Option] = []
-    chosen: Option | None = None
-    for form in (asked.own, *asked.formats):
-        found = computed(asked, form)
-        everything += found
-        working = [option for option in found if option.works]
-        if chosen is None and working:
-            chosen = best(asked, working)
-    short = False
-    if chosen is None:
-        most = _most_of_all(asked)
-        short = most is not None
-        chosen = most or nearest(everything)
+    everything = [option for form in asked.every_format for option in computed(asked, form)]
+    most = None
+    if (chosen := choice(asked, everything)) is None:
+        most = _without_rate(asked)
+        chosen = most.chosen if most else nearest(everything)
     ours = [o for o in everything if o.form == chosen.form and o.kind == AGGREGATED]
-    working = [o for o in ours if o.works]
     lost = [option for option in everything if option is not chosen]
     return Decision(
         asked=asked,
         chosen=chosen,
         lost=tuple(lost),
-        aggregated=best(asked, working) if working else nearest(ours),
-        short=short,
+        aggregated=choice(asked, ours) or nearest(ours),
+        most=most,
     )
 
 
-def _most_of_all(asked: Asked) -> Option | None:
+def _without_rate(asked: Asked) -> Decision | None:
     """What carries the most within the objectives, where a rate was more than that; else None."""
     if asked.work.rate is None:
         return None
     work = msgspec.structs.replace(asked.work, rate=None)
     found = decide(msgspec.structs.replace(asked, work=work))
-    return found.chosen if found.met else None
+    return found if found.met else None
+
+
+def choice(asked: Asked, options: Collection[Option]) -> Option | None:
+    """The best of those that meet the objectives, in the first format in which any does; None:
+    none does."""
+    for form in asked.every_format:
+        if working := [option for option in options if option.form == form and option.works]:
+            return best(asked, working)
+    return None
 
 
 def check(asked: Asked) -> None:
@@ -160,7 +167,7 @@ def _stages(option: Option) -> int:
     return max(layout.pp for layout in option.layouts)
 
 
-def nearest(options: list[Option]) -> Option:
+def nearest(options: Collection[Option]) -> Option:
     """Of options none of which works: the one that misses least, of what fits at all. Of what does
     not fit, the first that is cut over the most GPUs, so that each lacks least."""
     return min(

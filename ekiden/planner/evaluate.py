@@ -9,6 +9,7 @@ from operator import mul
 import msgspec
 
 from ekiden.planner.closed import room
+from ekiden.planner.hosts import has_room
 from ekiden.planner.options import (
     AGGREGATED,
     DISAGGREGATED,
@@ -48,44 +49,49 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 def server(asked: Asked, stepper: Stepper) -> Server | str:
     """The replica, or in one sentence why it cannot be."""
     most = places(asked.devices, stepper.replica.layout)
-    if reason := why_not(stepper, -(-asked.sequences // max(1, most))):
+    if (left := most - asked.spare) < 1:
+        return f"there is room for {most} of it, and {asked.spare} may be lost (--spare-replicas)"
+    if reason := why_not(stepper, -(-asked.sequences // left)):
         return reason
     work, dp = asked.work, stepper.replica.layout.dp
     held = room(stepper, work.context)
-    full = work.output * stepper.decode(held, work.context).total / held
+    full = work.output * stepper.decode(held, work.context).total / held if work.decodes else 0.0
     shares = [kind.share for kind in work.kinds]
-    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp
     fresh = [(work.fresh(kind), kind.prompt) for kind in work.kinds]
     alone = sum(map(mul, shares, [stepper.busy(new, all_ - new) for new, all_ in fresh])) / dp
+    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp if full else alone
     return Server(
         stepper=stepper,
         most=most,
         fewest=-(-asked.sequences * stepper.memory.limits.max_model_len // stepper.tokens),
         ceiling=1 / (added + full),
         prompts=1 / alone,
-        tokens=1 / full,
+        tokens=1 / full if full else math.inf,
     )
 
 
 def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
-    """As many aggregated replicas as the rate takes; without a rate as many as there are GPUs."""
+    """As many aggregated replicas as the rate takes; without a rate as many as there are GPUs.
+
+    Figures are those with the spare ones lost.
+    """
     layout = one.stepper.replica.layout
+    usable = one.most - asked.spare
 
     def with_replicas(count: int) -> Foretell:
         return lambda rate: aggregated(one.stepper, asked.work, rate, count)
 
     bare = Option(kind=AGGREGATED, form=form, layouts=(layout,), replicas=(one.most,))
     if asked.work.rate is None:
-        return most_within(asked, bare, with_replicas(one.most), one.ceiling * one.most)
-    usable = one.most - asked.spare
+        return most_within(asked, bare, with_replicas(usable), one.ceiling * usable)
     count = least(
         lambda n: not with_replicas(n)(asked.work.rate or 0.0).missed(asked.objectives),
         max(one.fewest, math.ceil(asked.work.rate / one.ceiling)),
         usable,
     )
-    latency = with_replicas(max(1, count or usable))(asked.work.rate)
-    replicas = (count or max(1, usable)) + (asked.spare if count else 0)
-    return settled(asked, msgspec.structs.replace(bare, replicas=(replicas,)), latency)
+    latency = with_replicas(count or usable)(asked.work.rate)
+    replicas = ((count or usable) + asked.spare,)
+    return settled(asked, msgspec.structs.replace(bare, replicas=replicas), latency)
 
 
 def least(works: Callable[[int], bool], start: int, most: int) -> int:
@@ -107,6 +113,18 @@ def settled(asked: Asked, option: Option, latency: Latency) -> Option:
         rate=asked.work.rate or 0.0,
         missed=tuple(latency.missed(asked.objectives).items()),
     )
+
+
+def after_losing(
+    asked: Asked, option: Option, rate: float, lost: tuple[int, ...] | None = None
+) -> Latency:
+    """Of an option at ``rate``, with so many replicas of each pool lost; None: the spare ones."""
+    steppers = [asked.stepper(layout, option.form) for layout in option.layouts]
+    gone = lost or (asked.spare,) * len(steppers)
+    left = [n - less for n, less in zip(option.replicas, gone, strict=True)]
+    if option.kind == AGGREGATED:
+        return aggregated(steppers[0], asked.work, rate, left[0])
+    return disaggregated(steppers[0], steppers[1], asked.work, rate, (left[0], left[1]))
 
 
 def most_within(asked: Asked, option: Option, foretell: Foretell, ceiling: float) -> Option:
@@ -158,14 +176,14 @@ TRIED = 6
 def _computed(
     asked: Asked, bare: Option, prefill: Server, decode: Server, counts: tuple[int, int]
 ) -> Option:
+    used = (counts[0] - asked.spare, counts[1] - asked.spare)
+
     def foretell(rate: float) -> Latency:
-        used = (counts[0] - spare, counts[1] - spare)
         return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, used)
 
-    spare = asked.spare if asked.work.rate is not None else 0
     if asked.work.rate is not None:
         return settled(asked, bare, foretell(asked.work.rate))
-    ceiling = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
+    ceiling = min(used[0] * prefill.prompts, used[1] * decode.tokens)
     return most_within(asked, bare, foretell, ceiling)
 
 
@@ -219,16 +237,20 @@ def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:
     found: list[tuple[float, Pair]] = []
     for prefill in servers:
         for decode in servers:
-            for counts in _shares(asked.devices.gpus, prefill, decode):
-                rate = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
-                found.append((rate, (prefill, decode, counts)))
+            for used in _shares(asked, prefill, decode):
+                counts = (used[0] + asked.spare, used[1] + asked.spare)
+                if used[1] >= decode.fewest and _fits(asked, prefill, decode, counts):
+                    rate = min(used[0] * prefill.prompts, used[1] * decode.tokens)
+                    found.append((rate, (prefill, decode, counts)))
     found.sort(key=lambda pair: -pair[0])
     return [pair for _, pair in found[:TRIED]]
 
 
-def _shares(gpus: int, prefill: Server, decode: Server) -> Iterator[tuple[int, int]]:
-    """The two ways of sharing the GPUs out that are next to the even one."""
+def _shares(asked: Asked, prefill: Server, decode: Server) -> Iterator[tuple[int, int]]:
+    """The two ways of sharing the GPUs out, less those of spare replicas, that are next to the even
+    one."""
     one, other = prefill.stepper.replica.layout.gpus, decode.stepper.replica.layout.gpus
+    gpus = asked.devices.gpus - asked.spare * (one + other)
     most = (gpus - other) // one
     even = int(gpus * decode.tokens / (other * prefill.prompts + one * decode.tokens))
     for count in {min(max(1, even), most), min(even + 1, most)}:
@@ -242,4 +264,6 @@ def _gpus(prefill: Server, decode: Server, counts: tuple[int, int]) -> int:
 
 
 def _fits(asked: Asked, prefill: Server, decode: Server, counts: tuple[int, int]) -> bool:
-    return _gpus(prefill, decode, counts) <= asked.devices.gpus
+    """Whether there are hosts for both pools, the larger replicas placed first."""
+    pools = zip((prefill, decode), counts, strict=True)
+    return has_room(asked.devices, *((s.stepper.replica.layout.gpus, n) for s, n in pools))

@@ -8,9 +8,11 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from ekiden.planner.decision import Decision
+from ekiden.planner.dtypes import dtype_option
+from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout
-from ekiden.planner.options import DISAGGREGATED
-from ekiden.planner.precision import FLOATS
+from ekiden.planner.options import DISAGGREGATED, Asked, Option
+from ekiden.planner.precision import FLOATS, KV_BYTES, WeightFormat, kv_format, published
 
 ON_LOAD = ("fp8", "int8", "int4")
 """Formats that the engine makes while it loads; the others are checkpoints."""
@@ -29,36 +31,47 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``ekiden serve`` for its role."""
 
 
-def blocked(decision: Decision, served: Collection[str]) -> str:
-    """Why this engine, which serves models of these types, does not serve the plan yet; empty where
+def blocked(asked: Asked, option: Option, served: Collection[str]) -> str:
+    """Why this engine, which serves models of these types, does not serve a plan yet; empty where
     it does."""
-    chosen, geometry = decision.chosen, decision.asked.geometry
-    if chosen.refused:
+    geometry = asked.geometry
+    if option.refused:
         return "Nothing fits, so there is nothing to deploy"
     if geometry.model_type not in served:
         return (
             f"ekiden does not serve models of type {geometry.model_type} yet: the plan is "
             "arithmetic, without flags"
         )
-    if any(one.dp > 1 or one.ep > 1 for one in chosen.layouts):
+    if any(one.dp > 1 or one.ep > 1 for one in option.layouts):
         return "ekiden has no options for EP and attention-DP yet: the plan is arithmetic"
-    if any(one.gpus > decision.asked.devices.per_host for one in chosen.layouts):
+    if any(one.gpus > asked.devices.per_host for one in option.layouts):
         return "ekiden does not place one replica on several hosts yet: the plan is arithmetic"
-    return ""
+    return _elsewhere(geometry, option.form)
 
 
-def pools(decision: Decision) -> dict[str, tuple[int, Layout]]:
+def _elsewhere(geometry: Geometry, form: WeightFormat) -> str:
+    """Why weights in ``form`` are not made of the model's own while they are loaded."""
+    here = published(geometry.quant_method, geometry.dtype, geometry.model_type)
+    made = form.name in (*ON_LOAD, *FLOATS) and not geometry.quant_method
+    if made or form.name == here.name:
+        return ""
+    return (
+        f"Weights in {form.name} take a checkpoint of their own, and {geometry.name} is in "
+        f"{here.name}: give that checkpoint as the model, then there are flags"
+    )
+
+
+def pools(option: Option) -> dict[str, tuple[int, Layout]]:
     """Replicas and layout by role; a decode pool alone is aggregated serving."""
-    chosen = decision.chosen
-    roles = ROLES if chosen.kind == DISAGGREGATED else ROLES[1:]
-    return dict(zip(roles, zip(chosen.replicas, chosen.layouts, strict=True), strict=True))
+    roles = ROLES if option.kind == DISAGGREGATED else ROLES[1:]
+    return dict(zip(roles, zip(option.replicas, option.layouts, strict=True), strict=True))
 
 
 def workers(decision: Decision) -> Iterator[Worker]:
     """Every replica, the larger ones first, so that none straddles hosts."""
     machines = decision.asked.devices
     taken = [0] * machines.hosts
-    by_size = sorted(pools(decision).items(), key=lambda pool: -pool[1][1].gpus)
+    by_size = sorted(pools(decision.chosen).items(), key=lambda pool: -pool[1][1].gpus)
     for role, (count, layout) in by_size:
         said = tuple(options(decision, layout))
         host = 0
@@ -83,10 +96,12 @@ def options(decision: Decision, layout: Layout) -> list[str]:
     found += ["--max-num-batched-tokens", str(limits.chunk)]
     if asked.limits.utilization is not None:
         found += ["--gpu-memory-utilization", f"{limits.utilization:g}"]
+    if floats := dtype_option(form, asked.geometry, asked.devices.gpu):
+        found += ["--dtype", floats]
     if form.name in ON_LOAD and not asked.geometry.quant_method:
         found += ["--quantization", form.name]
-    if asked.kv_dtype not in ("auto", *FLOATS):
-        found += ["--kv-cache-dtype", asked.kv_dtype]
+    if KV_BYTES[cache := kv_format(asked.kv_dtype)] == 1:
+        found += ["--kv-cache-dtype", cache]
     return found
 
 

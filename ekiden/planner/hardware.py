@@ -13,6 +13,9 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.names import nearest
 
 GIB = 1 << 30
+BF16_CAPABILITY = 8.0
+"""From which on a GPU of NVIDIA's has units for bf16 (CUDA C++ Programming Guide, features
+by compute capability)."""
 HIDDEN_SHARE = 0.015
 """Of a card's nominal memory that CUDA does not show, where nobody has measured it: 1.0-1.8% on the
 80, 40 and 24 GB cards of the table."""
@@ -27,7 +30,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     bandwidth_gbps: float
     """Of its memory."""
     bf16_tflops: float
-    """Dense, as are those of fp8 and fp4."""
+    """Dense, as are those of fp8 and fp4; of fp16 where there is no bf16."""
     link_gbps: float
     """To another GPU of the host, each way: NVLink, or PCIe where there is none."""
     pcie_gbps: float
@@ -38,6 +41,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fp8_tflops: float | None = None
     """None: it has no such units; the same for fp4."""
     fp4_tflops: float | None = None
+    compute_capability: float | None = None
+    """As NVIDIA lists it; None: of another maker."""
     network_gbps: float | None = None
     """To another host, for one GPU, each way; None: not known."""
     gpus_per_host: int = 8
@@ -56,6 +61,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def has_nvlink(self) -> bool:
         return self.link_gbps > self.pcie_gbps
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16; engines emulate that on older cards, or refuse."""
+        return self.compute_capability is None or self.compute_capability >= BF16_CAPABILITY
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -55,6 +55,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None = None
     """Of a GPU for an hour; None: not known."""
 
+    @property
+    def every_format(self) -> tuple[WeightFormat, ...]:
+        """The model's own first."""
+        return (self.own, *self.formats)
+
     def stepper(self, layout: Layout, form: WeightFormat) -> Stepper:
         """Of one replica, with as many sequences as KV has room for where no limit was stated:
         each of them takes buffers for sampling, which KV then lacks.
@@ -143,7 +148,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """As ``2 x TP4`` or ``1 x TP2 prefill + 3 x TP4 decode``, with the format of weights."""
+        """As ``2 x TP4`` or ``1 x TP2 prefill + 3 x TP4 decode``, with the format of weights; the
+        layout alone where not one replica fits."""
+        if self.refused:
+            return f"{self.layouts[0]}, {self.form.name}"
         pools = [f"{n} x {one}" for n, one in zip(self.replicas, self.layouts, strict=True)]
         if self.kind == DISAGGREGATED:
             pools = [f"{pool} {role}" for pool, role in zip(pools, _ROLES, strict=True)]
@@ -154,18 +162,20 @@ _ROLES = ("prefill", "decode")
 
 
 def offered(names: Iterable[str], own: WeightFormat, gpu: Gpu) -> tuple[WeightFormat, ...]:
-    """Formats that may be proposed: smaller than the model's own, and no FP8 for a GPU without it,
-    where engines hold it as 16 bits.
+    """Formats that may be proposed: smaller than the model's own, and none that the GPU has no
+    units for: engines hold FP8 as 16 bits there.
 
     Raises:
         SetupError: a name that is no format.
     """
-    found = [weight_format(name) for name in names]
-    return tuple(
-        form
-        for form in found
-        if form.bits < own.bits and (gpu.fp8_tflops or not form.name.startswith("fp8"))
-    )
+    found = dict.fromkeys(weight_format(name) for name in names)
+    return tuple(form for form in found if form.bits < own.bits and _has(gpu, form))
+
+
+def _has(gpu: Gpu, form: WeightFormat) -> bool:
+    if form.name.startswith("fp8"):
+        return bool(gpu.fp8_tflops)
+    return form.name != "bf16" or gpu.has_bf16
 
 
 def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:

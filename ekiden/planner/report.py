@@ -11,11 +11,12 @@ import msgspec
 from ekiden.planner import flags
 from ekiden.planner.calibration import calibrations
 from ekiden.planner.decision import Decision
+from ekiden.planner.evaluate import after_losing
+from ekiden.planner.instead import compared, instead, pin
 from ekiden.planner.layout import Layout
 from ekiden.planner.memory import RankSum
-from ekiden.planner.options import AGGREGATED, Asked, Option
+from ekiden.planner.options import Asked, Option
 from ekiden.planner.reasons import lost
-from ekiden.planner.serving import aggregated
 from ekiden.planner.steps import Split
 from ekiden.planner.weights import rank_weights
 from ekiden.planner.why import why
@@ -41,7 +42,7 @@ def report(decision: Decision, model: str, served: Collection[str]) -> dict[str,
         "lost": [{**option_of(one), "why": lost(decision, one)} for one in ordered(decision)],
         "measure_first": measure_first(decision),
         "deploy": deploy(decision, model, served),
-        "certainty": certainty(decision.asked),
+        "certainty": certainty(decision),
     }
 
 
@@ -69,6 +70,7 @@ def asked_of(asked: Asked, model: str) -> dict[str, Any]:
         "weights": asked.own.name,
         "kv_cache_dtype": asked.kv_dtype,
         "engine": asked.profile.name,
+        "spare_replicas": asked.spare,
     }
 
 
@@ -92,14 +94,21 @@ def option_of(option: Option) -> dict[str, Any]:
 
 
 def _latency(option: Option) -> dict[str, Any] | None:
-    latency = option.latency
+    """Null for what has no end, and for a TPOT where answers have one token."""
     if option.refused:
         return None
+    latency = option.latency
     found = {
-        name: value if not isinstance(value, float) or math.isfinite(value) else None
+        name: None if _is_none(name, value) else value
         for name, value in msgspec.structs.asdict(latency).items()
     }
     return {**found, "decode": split_of(latency.decode), "prefill": split_of(latency.prefill)}
+
+
+def _is_none(name: str, value: object) -> bool:
+    if not isinstance(value, float):
+        return False
+    return not math.isfinite(value) or (name.startswith("tpot") and value == 0)
 
 
 def split_of(split: Split) -> dict[str, float]:
@@ -113,7 +122,7 @@ def split_of(split: Split) -> dict[str, float]:
 def memories(decision: Decision) -> list[dict[str, Any]]:
     """The sum of the tightest rank of each pool."""
     found = []
-    for role, (_, layout) in flags.pools(decision).items():
+    for role, (_, layout) in flags.pools(decision.chosen).items():
         stepper = decision.asked.stepper(layout, decision.chosen.form)
         sums = stepper.memory
         rank = sums.ranks[sums.tightest]
@@ -162,19 +171,25 @@ def failure(decision: Decision) -> dict[str, Any]:
     return {
         "gpus": option.failure_domain,
         "share_of_pool": max((1 / n for n in option.replicas if n), default=1.0),
+        "pools": [
+            {"pool": role, "gpus": layout.gpus, "share": 1 / count if count else 1.0}
+            for role, (count, layout) in flags.pools(option).items()
+        ],
         "then": _then(decision),
     }
 
 
 def _then(decision: Decision) -> str:
-    """After a replica of the only pool was lost, at the rate that was asked for."""
+    """After a replica of any pool was lost, at the rate that was asked for; where spare replicas
+    were, at the rate of the plan."""
     option, asked = decision.chosen, decision.asked
-    if asked.work.rate is None or option.kind != AGGREGATED or option.replicas[0] < 2:
+    asked_for = asked.work.rate is not None and not decision.short
+    if min(option.replicas) < 2 or not (asked_for or asked.spare):
         return ""
-    stepper = asked.stepper(option.layouts[0], option.form)
-    left = aggregated(stepper, asked.work, asked.work.rate, option.replicas[0] - 1)
-    if left.missed(asked.objectives):
-        return "The rest misses the objectives: --spare-replicas 1 plans for that."
+    for pool in range(len(option.replicas)):
+        gone = tuple(int(index == pool) for index in range(len(option.replicas)))
+        if after_losing(asked, option, option.rate, gone).missed(asked.objectives):
+            return "The rest misses the objectives: --spare-replicas 1 plans for that."
     return "The rest still meets the objectives."
 
 
@@ -200,28 +215,51 @@ def measure_first(decision: Decision) -> list[str]:
     found = [
         f"a decode step of {sequences:.0f} sequences: {step:.1f} ms are foretold",
         f"a prompt of {tokens:.0f} tokens alone: {prompt:.0f} ms are foretold",
-    ]
+    ][0 if asked.work.decodes else 1 :]
     if max(layout.tp for layout in chosen.layouts) > 1:
+        part, of = ("decode", "decode step") if asked.work.decodes else ("prefill", "prompt")
+        share = getattr(chosen.latency, part).communication_share
         found.append(
-            "TP off and on, for the share of communication: "
-            f"{chosen.latency.decode.communication_share:.0%} of a decode step is foretold"
+            f"TP off and on, for the share of communication: {share:.0%} of a {of} is foretold"
         )
     if chosen.form != asked.own:
         found.append(f"answers in {chosen.form.name} beside those in {asked.own.name}")
     if len(chosen.layouts) > 1:
         found.append("GB/s of KV between a prefill and a decode replica, and the best single pool")
     found.append("KV use at the busiest hour: the lengths of your own requests, not their mean")
-    return [] if chosen.refused else found
+    return [] if chosen.refused or chosen.latency.limit else found
 
 
 def deploy(decision: Decision, model: str, served: Collection[str]) -> dict[str, Any]:
-    """Command lines by host, or why there are none."""
-    if reason := flags.blocked(decision, served):
-        return {"blocked": reason, "hosts": []}
-    return {"blocked": "", "hosts": flags.commands(decision, model)}
+    """Command lines by host, or why there are none, and what is served in its place."""
+    if reason := flags.blocked(decision.asked, decision.chosen, served):
+        return {"blocked": reason, "hosts": [], "servable": _servable(decision, served)}
+    return {"blocked": "", "hosts": flags.commands(decision, model), "servable": None}
 
 
-def certainty(asked: Asked) -> dict[str, Any]:
+def _servable(decision: Decision, served: Collection[str]) -> dict[str, Any] | None:
+    if (option := instead(decision, served)) is None:
+        return None
+    pinned = pin(decision.asked, option)
+    return {**option_of(option), "pin": pinned, "compared": compared(decision, option)}
+
+
+SAME = 0.01
+"""Relative difference below which two percentiles of TTFT are called the same."""
+
+
+def ideal_servers(decision: Decision) -> int:
+    """Replicas, or DP groups, whose one ideal queue lets so few wait that TTFT P99 is P95; 0 where
+    P99 is more, or one server alone has a queue anyhow."""
+    option, latency = decision.chosen, decision.chosen.latency
+    servers = (option.replicas[0] - decision.asked.spare) * option.layouts[0].dp
+    if option.refused or latency.limit or servers < 2:
+        return 0
+    return servers if latency.ttft_p99 <= latency.ttft_p95 * (1 + SAME) else 0
+
+
+def certainty(decision: Decision) -> dict[str, Any]:
+    asked = decision.asked
     told = asked.calibration
     return {
         "calibration": told.name,
@@ -231,6 +269,7 @@ def certainty(asked: Asked) -> dict[str, Any]:
         "recalled": list(asked.devices.gpu.recalled),
         "checkpoint_bytes": asked.stored_bytes,
         "counted_bytes": counted_bytes(asked),
+        "ideal_queue_servers": ideal_servers(decision),
     }
 
 

@@ -66,6 +66,8 @@ class Mean(msgspec.Struct, frozen=True, kw_only=True):
 
 def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
     """``replicas`` that do both, at ``rate`` requests a second together."""
+    if not work.decodes:
+        return _prompts_only(stepper, work, rate, replicas)
     groups = replicas * stepper.replica.layout.dp
     most = room(stepper, work.context)
     work = _with_cache(stepper, work, rate, replicas, most)
@@ -98,6 +100,32 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     return msgspec.structs.replace(found, stall=stepper.mixed(full).total)
 
 
+def _prompts_only(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
+    """Where every answer is the one token that its prompt gives: there is no TPOT, which stays 0,
+    and nothing is decoded."""
+    work, most = work.cached(replicas * stepper.tokens), room(stepper, work.context)
+    queue = _prefill_queue(stepper, work, rate, replicas)
+    if queue.load >= 1:
+        return Latency(most=most, prefill_load=queue.load, limit=TOO_MANY_PROMPTS)
+    ttft = {f"ttft_p{q}": queue.quantile(q / 100) for q in NORMAL}
+    tpot = {f"tpot_p{q}": 0.0 for q in NORMAL}
+    load, prompt = queue.load, _mean_prompt(stepper, work)
+    return Latency(**ttft, **tpot, most=most, prefill_load=load, prefill=prompt)
+
+
+def _prefill_queue(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Queue:
+    """Of ``replicas`` that only compute prompts."""
+    services = tuple(
+        Service(
+            share=kind.share,
+            busy=stepper.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
+            latency=_first_token(stepper, work, kind),
+        )
+        for kind in work.kinds
+    )
+    return Queue(servers=replicas * stepper.replica.layout.dp, rate=rate, services=services)
+
+
 def _with_cache(
     stepper: Stepper, work: Workload, rate: float, replicas: int, most: float
 ) -> Workload:
@@ -122,15 +150,7 @@ def disaggregated(
     """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
     the second does, for what the last chunk leaves to be sent."""
     work = work.cached(pools[0] * prefill.tokens)
-    services = tuple(
-        Service(
-            share=kind.share,
-            busy=prefill.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
-            latency=_first_token(prefill, work, kind),
-        )
-        for kind in work.kinds
-    )
-    queue = Queue(servers=pools[0] * prefill.replica.layout.dp, rate=rate, services=services)
+    queue = _prefill_queue(prefill, work, rate, pools[0])
     most = room(decode, work.context)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=queue.load, limit="prefill: " + TOO_MANY_PROMPTS)

@@ -53,6 +53,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of the longest request, prompt and output together."""
         return max(self.extreme, *(kind.prompt + kind.output for kind in self.kinds))
 
+    @property
+    def decodes(self) -> bool:
+        """Whether any answer goes beyond the token that prefill gives; else there is no TPOT."""
+        return any(kind.output > 1 for kind in self.kinds)
+
     def cached(self, tokens: float) -> Workload:
         """As it is for a deployment that has KV of ``tokens`` to spare for reuse."""
         if not self.sharing:
@@ -163,4 +168,6 @@ def assumed_objectives(work: Workload) -> Objectives:
     """What people usually find quick enough, where nobody has said what is."""
     longest = max(kind.prompt for kind in work.kinds)
     ttft = TTFT_P95_S + longest // TTFT_TOKENS_S
+    if not work.decodes:
+        return Objectives(ttft_p95=ttft, assumed=("ttft",))
     return Objectives(ttft_p95=ttft, tpot_p95=TPOT_P95_S, assumed=("ttft", "tpot"))

@@ -1,0 +1,52 @@
+"""What this engine serves in place of a plan that it does not serve yet."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ekiden.planner.decision import Decision, choice, nearest
+from ekiden.planner.flags import blocked
+from ekiden.planner.options import Asked, Option
+from ekiden.planner.reasons import figure, milliseconds, misses
+
+
+def instead(decision: Decision, served: Collection[str]) -> Option | None:
+    """Of everything that was computed, what would have been chosen if only that counted which is
+    served; where none of it meets the objectives, the nearest that fits. None: nothing is."""
+    found = decision.most or decision
+    everything = (found.chosen, *found.lost)
+    ours = [one for one in everything if not blocked(found.asked, one, served)]
+    return choice(found.asked, ours) or (nearest(ours) if ours else None)
+
+
+def pin(asked: Asked, option: Option) -> str:
+    """Options of ``ekiden plan`` that leave only this layout; empty where none do, since they name
+    one layout and two pools may have two."""
+    layout = option.layouts[0]
+    if any(one != layout for one in option.layouts):
+        return ""
+    stages = f" -pp {layout.pp}" if layout.pp > 1 else ""
+    form = "" if option.form == asked.own else f" --weights {option.form.name}"
+    return f"-tp {layout.tp}{stages}{form}"
+
+
+def compared(decision: Decision, option: Option) -> str:
+    """Its figures, and how much less it gives than what was chosen."""
+    chosen, asked = decision.chosen, decision.asked
+    if not option.works:
+        return option.latency.limit or misses(
+            asked.objectives, option, quiet=asked.work.rate is None or decision.short
+        )
+    figures = f"{figure(option.rate)} requests/s on {option.gpus} GPUs" + "".join(
+        f", {name} P95 {milliseconds(seconds)}" for name, seconds in _felt(asked, option)
+    )
+    if asked.work.rate is not None and not decision.short:
+        return f"{figures}; the chosen takes {chosen.gpus}"
+    if option.rate >= chosen.rate:
+        return f"{figures}; no less than the chosen"
+    return f"{figures}; {1 - option.rate / chosen.rate:.0%} less than the chosen"
+
+
+def _felt(asked: Asked, option: Option) -> list[tuple[str, float]]:
+    found = [("TTFT", option.latency.ttft_p95)]
+    return [*found, ("TPOT", option.latency.tpot_p95)] if asked.work.decodes else found
