@@ -9,7 +9,7 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.planner.layout import Layout
 from ekiden.planner.memory import Memory, RankSum, Replica, memory, show
-from ekiden.planner.precision import weight_format
+from ekiden.planner.precision import KV_BYTES, kv_format, weight_format
 
 MOST_GPUS = 64
 """How far the search for a layout goes."""
@@ -35,6 +35,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a sequence that would fit in this very layout; 0: none."""
     smaller: str = ""
     """A format of weights that would fit in this very layout; empty: none that is offered."""
+    cache: str = ""
+    """A dtype of KV that would fit in this very layout; empty: none is smaller, or it would not."""
 
     @property
     def advice(self) -> str:
@@ -42,6 +44,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         found = [
             f"{self.nearest} ({self.nearest.gpus} GPUs)" if self.nearest else "",
             f"{self.smaller} weights" if self.smaller else "",
+            f"a KV cache in {self.cache} (--kv-cache-dtype)" if self.cache else "",
             f"a max_model_len of at most {self.longest}" if self.longest else "",
         ]
         works = ", or ".join(text for text in found if text)
@@ -85,6 +88,7 @@ def fit(
         nearest=_nearest(replica, sequences, per_host),
         longest=_longest(replica, sequences),
         smaller=_smaller(replica, sequences, smaller),
+        cache=_cache(replica, sequences),
     )
 
 
@@ -163,6 +167,13 @@ def _smaller(replica: Replica, sequences: int, names: Sequence[str]) -> str:
         if form.bits < replica.weights.bits and fits(smaller, sequences):
             return name
     return ""
+
+
+def _cache(replica: Replica, sequences: int) -> str:
+    if KV_BYTES[kv_format(replica.kv_dtype)] == 1:
+        return ""
+    small = replica.profile.small_kv
+    return small if fits(msgspec.structs.replace(replica, kv_dtype=small), sequences) else ""
 
 
 def _longest(replica: Replica, sequences: int) -> int:

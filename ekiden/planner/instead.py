@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ekiden.planner.decision import Decision, choice, nearest
 from ekiden.planner.flags import blocked
 from ekiden.planner.options import Asked, Option
-from ekiden.planner.reasons import figure, milliseconds, misses
+from ekiden.planner.reasons import figure, gpus, milliseconds, misses
 
 
 def instead(decision: Decision, served: Collection[str]) -> Option | None:
@@ -37,7 +37,7 @@ def compared(decision: Decision, option: Option) -> str:
         return option.latency.limit or misses(
             asked.objectives, option, quiet=asked.work.rate is None or decision.short
         )
-    figures = f"{figure(option.rate)} requests/s on {option.gpus} GPUs" + "".join(
+    figures = f"{figure(option.rate)} requests/s on {gpus(option.gpus)}" + "".join(
         f", {name} P95 {milliseconds(seconds)}" for name, seconds in _felt(asked, option)
     )
     if asked.work.rate is not None and not decision.short:

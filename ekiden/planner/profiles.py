@@ -56,6 +56,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     kv_scale_bytes: int = 0
     """Behind each key and value in a cache of single bytes."""
+    small_kv: str = "fp8"
+    """The cache of 8 bits that it has on any card."""
     graphs: int = 0
     """Bytes of captured graphs that count against the share."""
     one_gpu_only: str = ""
@@ -143,6 +145,7 @@ PROFILES = {
             communication_pcie=0,
             tp_divides=False,
             kv_scale_bytes=SCALE_BYTES,
+            small_kv="int8",
         ),
         _VLLM,
         msgspec.structs.replace(

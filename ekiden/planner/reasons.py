@@ -57,7 +57,8 @@ def misses(objectives: Objectives, option: Option, *, quiet: bool) -> str:
 def _other_format(decision: Decision, option: Option) -> str:
     if option.form is decision.asked.own:
         return "the model's own format; nothing in it meets the objectives better"
-    return f"{gain(decision, option)}, but smaller weights change answers: compare those first"
+    takes = "take another checkpoint and " if decision.asked.geometry.quant_method else ""
+    return f"{gain(decision, option)}, but smaller weights {takes}change answers: compare those first"
 
 
 def gain(decision: Decision, option: Option) -> str:
@@ -69,15 +70,18 @@ def gain(decision: Decision, option: Option) -> str:
         times = option.rate / chosen.rate if chosen.rate else float("inf")
         return f"would serve {rate}, {figure(times)} times the chosen"
     if option.gpus != chosen.gpus:
-        return f"would take {_gpus(option.gpus)}, not {chosen.gpus}"
+        return f"would take {gpus(option.gpus)}, not {chosen.gpus}"
+    if not decision.asked.work.decodes:
+        return f"would take {gpus(option.gpus)} too"
     return (
-        f"would take {_gpus(option.gpus)} too, with a TPOT P95 of "
+        f"would take {gpus(option.gpus)} too, with a TPOT P95 of "
         f"{milliseconds(option.latency.tpot_p95)}"
     )
 
 
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' * (count > 1)}"
+def gpus(count: int) -> str:
+    """``1 GPU``, ``8 GPUs``."""
+    return f"{count} GPU{'s' * (count != 1)}"
 
 
 def _no_cheaper(decision: Decision, option: Option) -> str:
@@ -85,7 +89,7 @@ def _no_cheaper(decision: Decision, option: Option) -> str:
     if one is None:
         return ""
     if decision.asked.work.rate is not None:
-        return f"takes {_gpus(option.gpus)}, and {one.name} takes {one.gpus}"
+        return f"takes {gpus(option.gpus)}, and {one.name} takes {one.gpus}"
     return (
         f"serves {figure(option.rate)} requests/s against {figure(one.rate)} of {one.name}: two "
         f"pools must win by {SPLIT_MARGIN:.0%} to be worth their running"
@@ -107,14 +111,14 @@ def _slower(chosen: Option, option: Option) -> str:
 
 def _dearer(chosen: Option, option: Option) -> str:
     if option.gpus > chosen.gpus:
-        return f"takes {_gpus(option.gpus)}, and {chosen.gpus} will do"
-    return f"takes {_gpus(option.gpus)} too, and {_domain(chosen, option)}"
+        return f"takes {gpus(option.gpus)}, and {chosen.gpus} will do"
+    return f"takes {gpus(option.gpus)} too, and {_domain(chosen, option)}"
 
 
 def _domain(chosen: Option, option: Option) -> str:
     if option.failure_domain > chosen.failure_domain:
         return (
-            f"one failure takes {_gpus(option.failure_domain)} with it, not {chosen.failure_domain}"
+            f"one failure takes {gpus(option.failure_domain)} with it, not {chosen.failure_domain}"
         )
     if _stages(option) > _stages(chosen):
         return "stages do not make one request faster"

@@ -6,14 +6,15 @@ import math
 
 import msgspec
 
-from ekiden.planner.decision import Decision
+from ekiden.planner.decision import Decision, decide
 from ekiden.planner.devices import NVLINK
+from ekiden.planner.dtypes import narrowed
 from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
 from ekiden.planner.precision import KV_BYTES, kv_format
-from ekiden.planner.reasons import figure, gain, lost, milliseconds, misses
+from ekiden.planner.reasons import figure, gain, gpus, lost, milliseconds, misses
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25
@@ -21,7 +22,6 @@ SLOW_LINK = 0.25
 WORTH_A_LOOK = 1.5
 """Times the throughput of a GPU from which smaller weights are pointed at."""
 NEARLY_ALL = 0.95
-SMALL_KV = "int8"
 MUCH_KV = 1.2
 """Times the throughput of a GPU from which a smaller cache is pointed at."""
 LONG_PROMPT = 32_768
@@ -32,11 +32,11 @@ def why(decision: Decision) -> list[str]:
     """Sentences, the first question first: does it fit, is it busy, is it slow?"""
     chosen = decision.chosen
     if chosen.refused:
-        return [_nothing_fits(decision)]
+        return [s for s in (_nothing_fits(decision), _floats(decision)) if s]
     found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
-    found += [_link(decision), _smaller(decision), _split(decision), _interference(decision)]
-    found += [_small_kv(decision), _full(decision), _long(decision), _voice(decision)]
-    return [sentence for sentence in found if sentence]
+    found += [_floats(decision), _link(decision), _smaller(decision), _split(decision)]
+    found += [_interference(decision), _small_kv(decision), _full(decision), _long(decision)]
+    return [sentence for sentence in (*found, _voice(decision)) if sentence]
 
 
 def _single(decision: Decision) -> Option | None:
@@ -57,24 +57,48 @@ def _single(decision: Decision) -> Option | None:
 def _nothing_fits(decision: Decision) -> str:
     asked = decision.asked
     chosen, devices = decision.chosen, asked.devices
-    tried = " or ".join(form.name for form in (asked.own, *asked.formats))
-    return (
+    tried = " or ".join(form.name for form in asked.every_format)
+    found = [
         f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout, "
-        f"in {tried}. The nearest, {chosen.layouts[0]} in {chosen.form.name}: {chosen.refused}. "
-        f"{larger(asked)}"
-    )
+        f"in {tried}. The nearest, {chosen.name}: {chosen.refused}.",
+        larger(asked),
+        _small_kv_helps(decision),
+    ]
+    return " ".join(sentence for sentence in found if sentence)
 
 
 def larger(asked: Asked) -> str:
-    """Of the model in its own format, the fewest of these GPUs that would do."""
+    """Of the model in its own format, the fewest of these GPUs that would do, and what else would
+    that was not tried."""
     layout = Layout(tp=min(asked.devices.per_host, asked.geometry.heads))
+    smaller = ("fp8" if asked.devices.gpu.fp8_tflops else "int8", "int4")
+    tried = [form.name for form in asked.formats]
     found = fit(
         asked.stepper(layout, asked.own).replica,
         sequences=asked.sequences,
         per_host=asked.devices.gpu.gpus_per_host,
-        smaller=("fp8" if asked.devices.gpu.fp8_tflops else "int8", "awq"),
+        smaller=[name for name in smaller if name not in tried],
     )
+    if found.longest < asked.work.longest:
+        found = msgspec.structs.replace(found, longest=0)
     return f"In {asked.own.name}, {found.advice}." if found.advice else ""
+
+
+def _small_kv_helps(decision: Decision) -> str:
+    """What fits, or meets the objectives, with 8 bits of KV where nothing does without."""
+    asked, small = decision.asked, decision.asked.profile.small_kv
+    if KV_BYTES[kv_format(asked.kv_dtype)] == 1:
+        return ""
+    found = decide(msgspec.structs.replace(asked, kv_dtype=small))
+    chosen, does = found.chosen, "meets them"
+    if decision.chosen.refused:
+        does = "fits" if found.met else "fits, and misses an objective"
+    if chosen.refused or not (found.met or decision.chosen.refused):
+        return ""
+    return (
+        f"With a cache of 8 bits (--kv-cache-dtype {small}) {chosen.name} {does}: "
+        f"{figure(chosen.rate)} requests/s on {gpus(chosen.gpus)}. Compare its answers too."
+    )
 
 
 def _room(decision: Decision) -> str:
@@ -87,6 +111,10 @@ def _room(decision: Decision) -> str:
         return f"It does not fit on one {card}: {one.refused}. So the model is split."
     if chosen.failure_domain > 1:
         return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
+    if chosen.gpus == 1 and not decision.met:
+        return f"It fits on one {card}{form}: it is not memory that lacks."
+    if chosen.gpus == 1 and decision.asked.devices.gpus == 1:
+        return f"It fits on one {card}{form}: there is nothing to split."
     if chosen.gpus == 1:
         return f"It fits on one {card}{form}, and one is enough: there is nothing to split."
     return f"It fits on one {card}{form}: more traffic takes more replicas, not a split model."
@@ -129,13 +157,21 @@ def _shortfall(decision: Decision) -> str:
     if decision.short and asked.work.rate:
         step = math.gcd(*(layout.gpus for layout in chosen.layouts))
         needed = math.ceil(asked.work.rate / chosen.rate_per_gpu / step) * step
-        return (
+        said = (
             f"These GPUs do not carry {figure(asked.work.rate)} requests/s within the objectives. "
             f"This carries the most, {figure(chosen.rate)}; about {needed} such GPUs would carry "
             "all."
         )
-    said = chosen.latency.limit or misses(asked.objectives, chosen, quiet=asked.work.rate is None)
-    return f"Nothing meets the objectives on these GPUs; this comes nearest: {said}."
+    else:
+        quiet = asked.work.rate is None
+        missed = chosen.latency.limit or misses(asked.objectives, chosen, quiet=quiet)
+        said = f"Nothing meets the objectives on these GPUs; this comes nearest: {missed}."
+    return f"{said} {_small_kv_helps(decision)}".rstrip()
+
+
+def _floats(decision: Decision) -> str:
+    asked = decision.asked
+    return narrowed(asked.geometry, asked.devices.gpu, decision.chosen.form)
 
 
 def _format(decision: Decision) -> str:
@@ -182,7 +218,8 @@ def _small_kv(decision: Decision) -> str:
     chosen, asked = decision.chosen, decision.asked
     if chosen.kind != AGGREGATED or not chosen.works or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
         return ""
-    smaller = msgspec.structs.replace(asked, kv_dtype=SMALL_KV)
+    small = asked.profile.small_kv
+    smaller = msgspec.structs.replace(asked, kv_dtype=small)
     one = server(smaller, smaller.stepper(chosen.layouts[0], chosen.form))
     if isinstance(one, str):
         return ""
@@ -190,7 +227,7 @@ def _small_kv(decision: Decision) -> str:
     if not found.works or found.rate_per_gpu < MUCH_KV * chosen.rate_per_gpu:
         return ""
     return (
-        f"A cache of 8 bits is worth a look: with --kv-cache-dtype {SMALL_KV} this layout "
+        f"A cache of 8 bits is worth a look: with --kv-cache-dtype {small} this layout "
         f"{gain(decision, found)}. Compare its answers too."
     )
 
@@ -241,7 +278,7 @@ def _split(decision: Decision) -> str:
 
 def _interference(decision: Decision) -> str:
     chosen = decision.chosen
-    if chosen.kind != AGGREGATED or not chosen.works:
+    if chosen.kind != AGGREGATED or not chosen.works or not decision.asked.work.decodes:
         return ""
     latency = chosen.latency
     return (
