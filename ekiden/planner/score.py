@@ -18,10 +18,19 @@ from ekiden.planner.hardware import GIB
 from ekiden.planner.layout import check_layout
 from ekiden.planner.memory import memory
 from ekiden.planner.score_perf import METRICS, TPOT, TTFT, foretold, is_sparse
-from ekiden.planner.score_rows import MEASURED_TERMS, Row, loaded, read, replica
+from ekiden.planner.score_rows import (
+    FIT_KIND,
+    KV_KIND,
+    MEASURED_TERMS,
+    PERF_KIND,
+    Row,
+    loaded,
+    read,
+    replica,
+)
 from ekiden.planner.weights import rank_weights
 
-KV, WEIGHTS, FIT = "kv_capacity", "weights", "fit"
+KV, WEIGHTS, FIT, ROW = "kv_capacity", "weights", "fit", "row"
 EXEMPT = "should fit by arithmetic"
 """With which a row says itself that it failed of something else than this sum."""
 _FAILED, _FITTED = ("fail", "oom", "out of memory"), ("ok", "fit", "work")
@@ -32,7 +41,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     what: str
-    """``kv_capacity``, ``weights``, ``fit``, ``tpot`` or ``ttft``."""
+    """``kv_capacity``, ``weights``, ``fit``, ``tpot`` or ``ttft``; ``row``: nothing of it at all."""
     measured: float | None = None
     """Tokens, GiB or ms; for ``fit`` 1.0 and 0.0."""
     predicted: float | None = None
@@ -51,7 +60,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Every row that has something to compare, in the file's order."""
+    """Every row of a file in every respect that it has, in the file's order."""
 
     judged: tuple[Judged, ...]
 
@@ -72,7 +81,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
             "fitting_called_oom": sum(one.measured == 1 != one.predicted for one in fit),
             "unscored": {
                 what: {one.id: one.unscored for one in self.of(what) if one.unscored}
-                for what in (KV, WEIGHTS, FIT, TPOT, TTFT)
+                for what in (KV, WEIGHTS, FIT, TPOT, TTFT, ROW)
             },
         }
 
@@ -87,13 +96,24 @@ def score(file: Path) -> Score:
 
 
 def _judge(row: Row) -> list[Judged]:
-    kind = row.text("kind")
-    wanted = [KV] if kind == "kv" else [FIT] if kind == "oom" else []
-    if kind == "perf" and (metric := METRICS.get(row.text("metric"))):
-        wanted.append(metric)
-    if wanted and row.text("weights_gib_per_gpu"):
-        wanted.append(WEIGHTS)
-    return [_one(row, what) for what in wanted]
+    try:
+        return [_one(row, what) for what in _respects(row)]
+    except SetupError as error:
+        return [Judged(id=row.name, what=ROW, unscored=error.message)]
+
+
+def _respects(row: Row) -> list[str]:
+    """In which a row can be compared. Raises SetupError: in none."""
+    if row.kind not in _KINDS:
+        raise SetupError(f"kind {row.text('kind')!r} is not scored: {', '.join(_KINDS)} are")
+    metric = row.text("metric").lower()
+    if row.kind == PERF_KIND and metric not in METRICS:
+        raise SetupError(f"metric {metric!r} is not scored: {', '.join(METRICS)} are")
+    found = [{KV_KIND: KV, FIT_KIND: FIT}.get(row.kind) or METRICS[metric]]
+    return [*found, WEIGHTS] if row.text("weights_gib_per_gpu") else found
+
+
+_KINDS = (KV_KIND, FIT_KIND, PERF_KIND)
 
 
 def _one(row: Row, what: str) -> Judged:
@@ -101,7 +121,7 @@ def _one(row: Row, what: str) -> Judged:
     try:
         return judge(row)
     except SetupError as error:
-        return Judged(id=row.text("id"), what=what, unscored=error.message)
+        return Judged(id=row.name, what=what, unscored=error.message)
 
 
 def _kv_capacity(row: Row) -> Judged:
@@ -112,6 +132,9 @@ def _kv_capacity(row: Row) -> Judged:
     _check_sum(row, int(asked.card.memory_bytes * asked.limits.utilization))
     tokens, gib = row.number("kv_tokens"), row.number("kv_gib_per_gpu")
     found = memory(asked)
+    for name, value in (("kv_tokens", tokens), ("kv_gib_per_gpu", gib)):
+        if value is not None and value < 0:
+            raise SetupError(f"{name} {value:g} is below 0")
     if tokens and not asked.geometry.is_hybrid:
         return _compared(row, KV, tokens, found.pool_tokens, "tokens")
     if gib:
@@ -136,8 +159,8 @@ def _check_sum(row: Row, usable: int) -> None:
 
 def _weights(row: Row) -> Judged:
     asked, measured = loaded(row), row.number("weights_gib_per_gpu")
-    if not measured:
-        raise SetupError("weights_gib_per_gpu is 0")
+    if not measured or measured < 0:
+        raise SetupError(f"weights_gib_per_gpu {row.text('weights_gib_per_gpu')} is not above 0")
     check_layout(asked.geometry, asked.layout, tp_divides=asked.profile.tp_divides)
     ranks = rank_weights(asked.geometry, asked.layout, asked.weights, asked.profile.holding)
     return _compared(row, WEIGHTS, measured, max(ranks) / GIB, "GiB")
@@ -157,8 +180,9 @@ _IN_MS = {"ms": 1.0, "s": 1e3}
 
 
 def _latency(row: Row) -> Judged:
-    what, unit, measured = METRICS[row.text("metric")], row.text("unit"), row.number("value")
-    if unit not in _IN_MS or not measured:
+    what, unit = METRICS[row.text("metric").lower()], row.text("unit").lower()
+    measured = row.number("value")
+    if unit not in _IN_MS or not measured or measured < 0:
         raise SetupError(f"value {row.text('value')!r} in {unit!r} is no time: s or ms are known")
     loop = foretold(row)
     seconds = loop.tpot if what == TPOT else loop.ttft
@@ -167,7 +191,7 @@ def _latency(row: Row) -> Judged:
 
 
 def _compared(row: Row, what: str, measured: float, predicted: float, unit: str) -> Judged:
-    return Judged(id=row.text("id"), what=what, measured=measured, predicted=predicted, unit=unit)
+    return Judged(id=row.name, what=what, measured=measured, predicted=predicted, unit=unit)
 
 
 def _spread(judged: Sequence[Judged]) -> dict[str, float | int | None]:

@@ -17,7 +17,7 @@ from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica
 from ekiden.planner.precision import WeightFormat, weight_format
 from ekiden.planner.profiles import profile
-from ekiden.planner.score_rows import Row, card
+from ekiden.planner.score_rows import Row, card, engine_of
 from ekiden.planner.steps import Stepper, multiplies_small
 
 TPOT, TTFT = "tpot", "ttft"
@@ -44,7 +44,7 @@ def foretold(row: Row) -> Loop:
         hosts=max(1, -(-layout.gpus // known.gpus_per_host)),
         interconnect=PCIE if pcie else "auto",
     )
-    stepper = Stepper(replica, found, calibration(row.text("engine").lower()))
+    stepper = Stepper(replica, found, calibration(engine_of(row)))
     return closed_loop(stepper, prompt=prompt, output=output, clients=clients)
 
 
@@ -61,7 +61,7 @@ def _stated(row: Row, name: str) -> int:
 
 
 def _replica(row: Row) -> Replica:
-    engine = row.text("engine").lower()
+    engine = engine_of(row)
     if re.search(r"\bp-?d\b", engine):
         raise SetupError(
             f"engine {row.text('engine')!r}: the layouts of its two pools are not stated"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,10 +32,19 @@ COLUMNS = (
     *("outcome", "quality", "meaning"),
 )
 PERF_COLUMNS = ("isl", "osl", "concurrency", "metric", "value", "unit", "source")
-"""Of rows of latencies; a file that has none may leave them out."""
-"""That scoring reads; others may be there too."""
-
-
+"""Of rows of latencies; with ``COLUMNS``, all that scoring reads."""
+KV_KIND, FIT_KIND, PERF_KIND = "kv", "oom", "perf"
+_REPLICA = ("weights_quant", "gpu", "engine", "tp")
+NEEDED = {
+    "": ("kind", "model"),
+    KV_KIND: (*_REPLICA, "gpu_mem_util"),
+    FIT_KIND: (*_REPLICA, "outcome"),
+    PERF_KIND: ("gpu", "engine", "tp", "isl", "osl", "concurrency", "metric", "value", "unit"),
+}
+"""Columns without which no row, or none of a kind, can be scored; all others may be left out."""
+_ALL = (*COLUMNS, *PERF_COLUMNS)
+MOST = 10**9
+"""Of anything that is counted in a row."""
 MEASURED_TERMS = ("weights_gib_per_gpu", "activation_gib", "nontorch_gib", "kv_gib_per_gpu")
 """That together are the share of the card which an engine took."""
 
@@ -42,8 +52,14 @@ MEASURED_TERMS = ("weights_gib_per_gpu", "activation_gib", "nontorch_gib", "kv_g
 class Row:
     """One line of the file, cells by column."""
 
-    def __init__(self, cells: Mapping[str, str | None]) -> None:
-        self._cells = {name: (cells.get(name) or "").strip() for name in COLUMNS + PERF_COLUMNS}
+    def __init__(self, cells: Mapping[str, str | None], name: str = "") -> None:
+        self._cells = {column: (cells.get(column) or "").strip() for column in _ALL}
+        self.name = self._cells["id"] or name
+        """By which a person finds it: its id, or the number of its line."""
+
+    @property
+    def kind(self) -> str:
+        return self.text("kind").lower()
 
     def text(self, name: str) -> str:
         """A cell; empty where the row says that it is not known."""
@@ -63,25 +79,52 @@ class Row:
         return value
 
     def count(self, name: str) -> int | None:
-        """A cell's whole number, which may be written as 8.0."""
-        return None if (value := self.number(name)) is None else int(value)
+        """A cell's whole number, which may be written as 8.0. Raises SetupError: it has none."""
+        if (value := self.number(name)) is None:
+            return None
+        if value != int(value) or not 0 <= value <= MOST:
+            raise SetupError(
+                f"{name} {self.text(name)!r} is not a number of things: choose 0 to {MOST:,}"
+            )
+        return int(value)
 
 
 def read(file: Path) -> list[Row]:
-    """Every row of a CSV file.
+    """Every row of a CSV file but blank ones; names of columns in any case.
 
     Raises:
-        SetupError: no such file, or columns are missing; names them.
+        SetupError: no such file, or columns are missing without which nothing in it, or no row of
+            a kind that it has, can be scored; names them.
     """
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            rows = [] if missing else [Row(cells) for cells in reader]
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            lines = csv.reader(text)
+            found = [(lines.line_num, cells) for cells in lines if any(map(str.strip, cells))]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SetupError(f"{file} cannot be read: {error}") from None
-    if missing:
-        raise SetupError(f"{file} lacks the columns {', '.join(missing)}")
+    header = [name.strip().lower() for name in found[0][1]] if found else []
+    rows = [
+        Row(dict(zip(header, cells, strict=False)), f"line {number}") for number, cells in found[1:]
+    ]
+    _check_columns(file, header, {row.kind for row in rows})
+    return _told_apart(rows)
+
+
+def _check_columns(file: Path, header: Sequence[str], kinds: Collection[str]) -> None:
+    for kind, needed in NEEDED.items():
+        missing = [name for name in needed if name not in header]
+        if missing and (not kind or kind in kinds):
+            which = f", which rows of kind {kind} need" if kind else ""
+            raise SetupError(f"{file} lacks the columns {', '.join(missing)}{which}")
+
+
+def _told_apart(rows: list[Row]) -> list[Row]:
+    """Rows of one id get numbers, so that each keeps a line of its own."""
+    seen: Counter[str] = Counter()
+    for row in rows:
+        seen[row.name] += 1
+        if seen[row.name] > 1:
+            row.name = f"{row.name} ({seen[row.name]})"
     return rows
 
 
@@ -149,6 +192,16 @@ def card(row: Row) -> Card:
     return msgspec.structs.replace(known, nvlink=known.nvlink and nvlink)
 
 
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "tensorrtllm": "trtllm"}
+"""As ``engine_of`` compares them: without case, spaces, dashes and underscores."""
+
+
+def engine_of(row: Row) -> str:
+    """The row's engine by our name for it, or as it stands there; empty where it is not stated."""
+    stated = row.text("engine").lower()
+    return _ENGINES.get(re.sub(r"[\W_]", "", stated), stated)
+
+
 _MINOR = re.compile(r"\b0\.(\d+)(x?)(?:\.(\d+))?")
 _IN_PROSE = re.compile(r"\bv(0\.\d+\S*)")
 
@@ -159,8 +212,9 @@ def engine_profile(row: Row) -> Profile:
     Raises:
         SetupError: an engine that has no profile.
     """
-    if (engine := row.text("engine")).lower() != "vllm":
-        raise SetupError(f"engine {engine or 'not stated'!r} has no profile: only vllm has")
+    if engine_of(row) != "vllm":
+        said = row.text("engine") or "not stated"
+        raise SetupError(f"engine {said!r} has no profile: only vllm has")
     version = row.text("engine_version")
     if not version and (prose := _IN_PROSE.search(row.text("meaning"))):
         version = prose[1]

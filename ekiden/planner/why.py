@@ -69,7 +69,7 @@ def _nothing_fits(decision: Decision) -> str:
 
 def larger(asked: Asked) -> str:
     """Of the model in its own format, the fewest of these GPUs that would do, and what else would
-    that was not tried."""
+    that was not tried: KV of 8 bits is (``_small_kv_helps``)."""
     layout = Layout(tp=min(asked.devices.per_host, asked.geometry.heads))
     smaller = ("fp8" if asked.devices.gpu.fp8_tflops else "int8", "int4")
     tried = [form.name for form in asked.formats]
@@ -79,8 +79,8 @@ def larger(asked: Asked) -> str:
         per_host=asked.devices.gpu.gpus_per_host,
         smaller=[name for name in smaller if name not in tried],
     )
-    if found.longest < asked.work.longest:
-        found = msgspec.structs.replace(found, longest=0)
+    longest = found.longest if found.longest >= asked.work.longest else 0
+    found = msgspec.structs.replace(found, longest=longest, cache="")
     return f"In {asked.own.name}, {found.advice}." if found.advice else ""
 
 
