@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ekiden.planner.options import Asked
     from ekiden.planner.workload import Objectives, Workload
 
+MOST = 10**9
+"""Of anything that is counted or measured: more is a slip of the pen."""
 _PERCENTILES = tuple(f"{what}-p{q}" for what in ("ttft", "tpot") for q in (50, 95, 99))
 _CHUNK = 2048
 _LENGTH_STEP = 1024
@@ -27,7 +30,7 @@ _ONLY_PP = "look at this layout only"
 def duration(text: str) -> float:
     """Seconds of ``500ms`` or ``1.5s``. Raises ArgumentTypeError that shows the forms."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s)", text.strip().lower())
-    if match is None or not float(match[1]):
+    if match is None or not 0 < float(match[1]) <= MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time: try 500ms or 1.5s")
     return float(match[1]) / (1000 if match[2] == "ms" else 1)
 
@@ -38,8 +41,10 @@ def positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, as 2.5")
+    if not 0 < value <= MOST:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number above 0 and up to {MOST:,}, as 2.5"
+        )
     return value
 
 
@@ -52,6 +57,19 @@ def part(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share: 0 and up to below 1, as 0.3")
     return value
+
+
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from ``least`` to ``MOST``."""
+
+    def parse(text: str) -> int:
+        if (value := at_least(least)(text)) > MOST:
+            raise argparse.ArgumentTypeError(f"{text:.20} is too large: at most {MOST:,}")
+        return value
+
+    return parse
 
 
 def add_question(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +111,7 @@ def add_work(group: Any, *, rate: str = _AS_MANY) -> None:
         "(a third of each), voice (1000/60), short-short (256/128), short-long (256/1024), "
         "long-short (8192/128), long-long (8192/1024) or bench-mixed (default: chat)",
     )  # fmt: skip
-    lengths = at_least(1)
+    lengths = count(1)
     group.add_argument("--prompt-tokens", type=lengths, metavar="N", help="instead of a workload's")
     group.add_argument("--output-tokens", type=lengths, metavar="N", help="instead of a workload's")
     group.add_argument(
@@ -124,10 +142,10 @@ def add_objectives(group: Any) -> None:
 def add_engine(group: Any, *, tp: str = _ONLY_TP, pp: str = _ONLY_PP) -> None:
     """The layout and limits of a replica; ``tp`` and ``pp`` say what a layout is given for."""
     group.add_argument(
-        "-tp", "--tensor-parallel-size", type=at_least(1), metavar="N", help=tp
+        "-tp", "--tensor-parallel-size", type=count(1), metavar="N", help=tp
     )  # fmt: skip
     group.add_argument(
-        "-pp", "--pipeline-parallel-size", type=at_least(1), metavar="N", help=pp
+        "-pp", "--pipeline-parallel-size", type=count(1), metavar="N", help=pp
     )  # fmt: skip
     group.add_argument(
         "--weights", metavar="FORMAT", default="auto",
@@ -138,15 +156,15 @@ def add_engine(group: Any, *, tp: str = _ONLY_TP, pp: str = _ONLY_PP) -> None:
         help="of KV: bf16, fp8 or int8 (default: auto, bf16)",
     )  # fmt: skip
     group.add_argument(
-        "--max-model-len", type=at_least(1), metavar="N",
+        "--max-model-len", type=count(1), metavar="N",
         help="tokens of prompt and output together (default: the workload's longest, in thousands)",
     )  # fmt: skip
     group.add_argument(
-        "--max-num-seqs", type=at_least(1), metavar="N",
+        "--max-num-seqs", type=count(1), metavar="N",
         help="sequences in one step (default: of 64 to 1024 what KV has room for)",
     )  # fmt: skip
     group.add_argument(
-        "--max-num-batched-tokens", type=at_least(1), metavar="N", default=_CHUNK,
+        "--max-num-batched-tokens", type=count(1), metavar="N", default=_CHUNK,
         help=f"tokens of one step (default: {_CHUNK})",
     )  # fmt: skip
     group.add_argument(
@@ -171,11 +189,11 @@ def _add_choices(group: Any) -> None:
         help="what may be proposed instead, the wider first, or none (default: fp8,int8,int4)",
     )  # fmt: skip
     group.add_argument(
-        "--concurrency", type=at_least(1), metavar="N", default=1,
+        "--concurrency", type=count(1), metavar="N", default=1,
         help="requests of full length whose KV must have room at once (default: 1)",
     )  # fmt: skip
     group.add_argument(
-        "--spare-replicas", type=at_least(0), metavar="N", default=0,
+        "--spare-replicas", type=count(0), metavar="N", default=0,
         help="replicas of each pool that may be lost with the objectives still met; with --rate "
         "(default: 0)",
     )  # fmt: skip
@@ -296,10 +314,16 @@ def _limits(args: argparse.Namespace, work: Workload) -> Limits:
 
 def _objectives(args: argparse.Namespace, work: Workload) -> Objectives:
     """Those that were stated; what is assumed of TTFT, or of TPOT, where none was."""
+    from ekiden.core.errors import SetupError
     from ekiden.planner.workload import Objectives, assumed_objectives
 
     fields = {name.replace("-", "_"): None for name in _PERCENTILES}
     stated = {name: value for name in fields if (value := getattr(args, name)) is not None}
+    if not work.decodes and (beyond := [name for name in stated if name.startswith("tpot")]):
+        raise SetupError(
+            f"--{beyond[0].replace('_', '-')}: answers of 1 token have no time between tokens: "
+            "leave it out, or choose --output-tokens 2 or more"
+        )
     usual = assumed_objectives(work)
     assumed = tuple(what for what in usual.assumed if not any(n.startswith(what) for n in stated))
     for what in assumed:

@@ -77,7 +77,8 @@ def legend(names: Mapping[str, object] | Sequence[str]) -> str:
 
 
 def _svg(height: int, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'
+    head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" font-size="12" fill="#444">'
+    return f'{head}{"".join(parts)}</svg>'
 
 
 def _nice(most: float) -> float:
@@ -101,7 +102,7 @@ def _axes(right: float, top: float, x: str, y: str) -> str:
         )
     parts.append(
         f'<text x="{_LEFT + width / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
-        f'<text x="12" y="{_TOP + height / 2}" text-anchor="middle" '
-        f'transform="rotate(-90 12 {_TOP + height / 2})">{escape(y)}</text>'
+        f'<text x="14" y="{_TOP + height / 2}" text-anchor="middle" '
+        f'transform="rotate(-90 14 {_TOP + height / 2})">{escape(y)}</text>'
     )
     return "".join(parts)

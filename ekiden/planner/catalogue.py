@@ -14,7 +14,8 @@ from ekiden.core.errors import SetupError
 from ekiden.planner import names
 from ekiden.planner.geometry import Geometry, from_config, from_path
 
-_SUFFIXES = ("instruct", "chat", "base", "hf", "it", "pt", "fp8", "awq", "gptq", "bf16")
+_STORED = ("fp8", "awq", "gptq")
+_SUFFIXES = ("instruct", "chat", "base", "hf", "it", "pt", "bf16", *_STORED)
 """What a hub name says of training or storage, and not of shape."""
 
 
@@ -52,15 +53,25 @@ def _by_name() -> dict[str, Entry]:
 
 def plain(name: str) -> str:
     """What is compared: no owner, no remark in brackets, no suffix of training or storage."""
+    return "-".join(_words(name)[0])
+
+
+def stored_as(name: str) -> str:
+    """The quantisation that a hub name ends in, as ``Qwen2.5-7B-Instruct-AWQ``; empty for none."""
+    return next((word for word in _words(name)[1] if word in _STORED), "")
+
+
+def _words(name: str) -> tuple[list[str], list[str]]:
+    """Of the shape, and of training and storage, the last first."""
     text = re.sub(r"\s*\(.*?\)", "", name).strip().rsplit("/", 1)[-1]
-    words = re.split(r"[-_\s]+", text.lower())
+    words, suffixes = re.split(r"[-_\s]+", text.lower()), []
     while len(words) > 1 and words[-1] in _SUFFIXES:
-        words.pop()
-    return "-".join(words)
+        suffixes.append(words.pop())
+    return words, suffixes
 
 
 def by_name(name: str) -> Geometry:
-    """The geometry of a model of the table, under its name there.
+    """The geometry of a model of the table, under its name there, stored as ``name`` says.
 
     Raises:
         SetupError: no such model; the message has the nearest names.
@@ -72,7 +83,10 @@ def by_name(name: str) -> Geometry:
             "a config.json, or the directory of a model"
         )
     found = from_config(entry.config, entry.name)
-    return msgspec.structs.replace(found, tower_parameters=entry.tower_parameters)
+    method = found.quant_method or stored_as(name)
+    return msgspec.structs.replace(
+        found, tower_parameters=entry.tower_parameters, quant_method=method
+    )
 
 
 def nearest(name: str) -> str:
@@ -87,7 +101,7 @@ def servable(model: str) -> str:
     if path.exists():
         return str(path.parent) if path.is_file() else model
     entry = _by_name().get(plain(model))
-    return entry.source if entry and "/" not in model else model
+    return entry.source if entry and "/" not in model and not stored_as(model) else model
 
 
 def geometry(model: str) -> Geometry:

@@ -118,7 +118,7 @@ def computed(asked: Asked, form: WeightFormat) -> list[Option]:
         found.append(together(asked, one, form))
         if layout.pp == 1:
             servers.append(one)
-    two = apart(asked, servers, form)
+    two = apart(asked, servers, form) if asked.work.decodes else None
     return [*found, two] if two else found
 
 

@@ -14,6 +14,8 @@ NVLINK, PCIE, PEERS = "nvlink", "pcie", "pcie-p2p"
 INTERCONNECTS = ("auto", NVLINK, PCIE, PEERS)
 """``pcie-p2p``: GPUs read one another's memory through a switch; ``pcie``: over the host, which all
 of them share."""
+MOST_PER_HOST, MOST_HOSTS = 128, 512
+"""For which plans are made; beyond, each would take seconds and change nothing but its counts."""
 GIGA = 1e9
 
 
@@ -64,12 +66,17 @@ def devices(
     Raises:
         SetupError: a number of GPUs or hosts below one, or a link that the GPU has not.
     """
-    for name, value in (("gpus per host", per_host), ("hosts", hosts)):
+    for name, value, most in (
+        ("gpus per host", per_host, MOST_PER_HOST),
+        ("hosts", hosts, MOST_HOSTS),
+    ):
         if value < 1:
             raise SetupError(
                 f"{name} {value} leaves nothing to plan for: choose 1 or more (a {gpu.name} host "
                 f"usually has {gpu.gpus_per_host})"
             )
+        if value > most:
+            raise SetupError(f"{name} {value} is more than a plan is made for: choose 1 to {most}")
     if interconnect not in INTERCONNECTS:
         raise SetupError(
             f"interconnect {interconnect!r} is not known: choose one of {', '.join(INTERCONNECTS)}"

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.models.fields import Fields
+from ekiden.planner.sizes import Sizes
 
-Slides = Callable[[Fields, int], bool]
+Slides = Callable[[Sizes, int], bool]
 """Whether a layer sees a window only, where the file has no ``layer_types``."""
 
 
@@ -53,43 +53,43 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a table of learned positions beyond ``max_position_embeddings``; 0: no table."""
 
 
-def _always(fields: Fields, layer: int) -> bool:
+def _always(fields: Sizes, layer: int) -> bool:
     return True
 
 
-def _qwen_slides(fields: Fields, layer: int) -> bool:
-    return bool(fields.get("use_sliding_window")) and layer >= fields.get("max_window_layers", 0)
+def _qwen_slides(fields: Sizes, layer: int) -> bool:
+    return fields.flag("use_sliding_window") and layer >= fields.optional("max_window_layers")
 
 
 def _all_but_every(name: str, default: int) -> Slides:
     """Every so many layers, counted from one, a layer sees everything."""
 
-    def slides(fields: Fields, layer: int) -> bool:
+    def slides(fields: Sizes, layer: int) -> bool:
         return (layer + 1) % fields.positive(name, default) != 0
 
     return slides
 
 
-def _even(fields: Fields, layer: int) -> bool:
+def _even(fields: Sizes, layer: int) -> bool:
     return layer % 2 == 0
 
 
-def _llama4_local(fields: Fields, layer: int) -> bool:
+def _llama4_local(fields: Sizes, layer: int) -> bool:
     """Layers with rotation attend within chunks; those without (every fourth) to everything."""
     given = fields.get("no_rope_layers")
     return bool(given[layer]) if given else (layer + 1) % 4 != 0
 
 
-def _llama4_sparse(fields: Fields, layer: int) -> bool:
+def _llama4_sparse(fields: Sizes, layer: int) -> bool:
     return (layer + 1) % fields.positive("interleave_moe_layer_step", 1) == 0
 
 
-def _after_dense(fields: Fields, layer: int) -> bool:
+def _after_dense(fields: Sizes, layer: int) -> bool:
     every = fields.positive("moe_layer_freq", 1)
-    return layer >= (fields.get("first_k_dense_replace") or 0) and layer % every == 0
+    return layer >= fields.optional("first_k_dense_replace") and layer % every == 0
 
 
-def _qwen_sparse(fields: Fields, layer: int) -> bool:
+def _qwen_sparse(fields: Sizes, layer: int) -> bool:
     dense = fields.get("mlp_only_layers") or ()
     return layer not in dense and (layer + 1) % fields.positive("decoder_sparse_step", 1) == 0
 
@@ -194,7 +194,7 @@ _OUTER_TYPES = {"gemma3": "gemma3_text", "llama4": "llama4_text", "qwen3_5": "qw
 """Families of several towers whose ``text_config`` may leave its own ``model_type`` out."""
 
 
-def resolve_family(fields: Fields) -> Family:
+def resolve_family(fields: Sizes) -> Family:
     """The row of ``fields``' model type.
 
     Raises:

@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.models.fields import Fields, read_json
+from ekiden.models.fields import read_json
 from ekiden.planner.families import resolve_family
 from ekiden.planner.matrices import VOCAB, Matrix, column, whole
 from ekiden.planner.parts import Layer, Moe
 from ekiden.planner.precision import quantised_as
 from ekiden.planner.reading import layers_of
+from ekiden.planner.sizes import Sizes, shown
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -120,8 +121,8 @@ def from_config(config: dict[str, Any], name: str = "config.json") -> Geometry:
     values = {**config, **text} if isinstance(text, dict) else config
     towers = tuple(sorted(k for k in config if k.endswith("_config") and k in _TOWERS))
     try:
-        return _build(Fields(values, Path(name)), name, towers)
-    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        return _build(Sizes(values, Path(name)), name, towers)
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
         raise SetupError(f"{name} has a field of the wrong kind: {error}") from error
 
 
@@ -138,11 +139,11 @@ def from_path(path: Path) -> Geometry:
 _TOWERS = ("vision_config", "audio_config", "speech_config", "image_config")
 
 
-def _build(fields: Fields, name: str, towers: tuple[str, ...]) -> Geometry:
+def _build(fields: Sizes, name: str, towers: tuple[str, ...]) -> Geometry:
     family = resolve_family(fields)
-    fields = Fields(fields.values, fields.file, family.defaults)
+    fields = Sizes(fields.values, fields.file, family.defaults)
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    if not family.latent and not fields.get("head_dim") and hidden % heads:
+    if not family.latent and not fields.optional("head_dim") and hidden % heads:
         raise SetupError(
             f"{fields.file}: hidden_size {hidden} is not a multiple of num_attention_heads "
             f"{heads}, and head_dim is not given: one of the three is wrong"
@@ -154,7 +155,7 @@ def _build(fields: Fields, name: str, towers: tuple[str, ...]) -> Geometry:
         model_type=fields.get("model_type"),
         hidden=hidden,
         vocab=fields.positive("vocab_size"),
-        tied=bool(fields.get("tie_word_embeddings", False)),
+        tied=fields.flag("tie_word_embeddings"),
         layers=layers_of(family, fields),
         max_positions=_reach(fields, positions),
         learned_positions=positions + family.position_offset if family.position_offset else 0,
@@ -165,14 +166,18 @@ def _build(fields: Fields, name: str, towers: tuple[str, ...]) -> Geometry:
     )
 
 
-def _reach(fields: Fields, positions: int) -> int:
+def _reach(fields: Sizes, positions: int) -> int:
     """YaRN and linear scaling stretch what a config states; Llama 3's scaling states the end."""
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise SetupError(
+            f"{fields.file}: rope_scaling is {shown(scaling)}: choose an object with rope_type and "
+            "factor, or null"
+        )
     kind = scaling.get("rope_type") or scaling.get("type")
-    factor = scaling.get("factor") or 1.0
     if kind == "linear":
-        return int(positions * factor)
+        return int(positions * fields.stretch(scaling))
     if kind == "yarn":
         original = scaling.get("original_max_position_embeddings") or positions
-        return max(positions, int(original * factor))
+        return max(positions, int(original * fields.stretch(scaling)))
     return positions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.core.errors import SetupError
-from ekiden.models.fields import Fields
+from ekiden.planner.sizes import Sizes
 from ekiden.planner.families import Family
 from ekiden.planner.parts import (
     AnyAttention,
@@ -18,7 +18,7 @@ from ekiden.planner.parts import (
 _TOP_K = "num_experts_per_tok"
 
 
-def layers_of(family: Family, fields: Fields) -> tuple[Layer, ...]:
+def layers_of(family: Family, fields: Sizes) -> tuple[Layer, ...]:
     """Every decoder layer, in order."""
     kinds = _kinds(family, fields)
     return tuple(
@@ -35,7 +35,7 @@ FULL, LINEAR = "full_attention", "linear_attention"
 _WINDOWED = ("sliding_attention", "chunked_attention")
 
 
-def _kinds(family: Family, fields: Fields) -> list[str]:
+def _kinds(family: Family, fields: Sizes) -> list[str]:
     """``layer_types`` of the file, or what the family's rule says."""
     count = fields.positive("num_hidden_layers")
     kinds = fields.get("layer_types")
@@ -53,7 +53,7 @@ def _kinds(family: Family, fields: Fields) -> list[str]:
     return kinds
 
 
-def _attention(family: Family, fields: Fields, kind: str) -> AnyAttention:
+def _attention(family: Family, fields: Sizes, kind: str) -> AnyAttention:
     heads = fields.positive("num_attention_heads")
     if kind == LINEAR:
         return LinearAttention(
@@ -66,7 +66,7 @@ def _attention(family: Family, fields: Fields, kind: str) -> AnyAttention:
     if family.latent:
         return LatentAttention(
             heads=heads,
-            q_rank=fields.get("q_lora_rank") or 0,
+            q_rank=fields.optional("q_lora_rank"),
             kv_rank=fields.positive("kv_lora_rank"),
             nope_dim=fields.positive("qk_nope_head_dim"),
             rope_dim=fields.positive("qk_rope_head_dim"),
@@ -75,29 +75,29 @@ def _attention(family: Family, fields: Fields, kind: str) -> AnyAttention:
     return _grouped(family, fields, kind, heads)
 
 
-def _grouped(family: Family, fields: Fields, kind: str, heads: int) -> Attention:
+def _grouped(family: Family, fields: Sizes, kind: str, heads: int) -> Attention:
     kv_heads = fields.positive("num_key_value_heads", heads)
     if heads % kv_heads:
         raise SetupError(
             f"{fields.file}: num_attention_heads {heads} is not a multiple of "
             f"num_key_value_heads {kv_heads}"
         )
-    stated = bool(fields.get("attention_bias", False))
+    stated = fields.flag("attention_bias")
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=fields.get("head_dim") or fields.positive("hidden_size") // heads,
-        window=fields.get(family.window_field) or 0 if kind in _WINDOWED else 0,
+        head_dim=fields.optional("head_dim") or fields.positive("hidden_size") // heads,
+        window=fields.optional(family.window_field) if kind in _WINDOWED else 0,
         qkv_bias=stated if family.qkv_bias is None else family.qkv_bias,
         o_bias=stated if family.o_bias is None else family.o_bias,
         qk_norm=family.qk_norm,
         output_gate=family.output_gate,
         sinks=family.sinks,
-        rotated=0.0 if family.position_offset else fields.get("partial_rotary_factor") or 1.0,
+        rotated=0.0 if family.position_offset else fields.part("partial_rotary_factor"),
     )
 
 
-def _mlp(family: Family, fields: Fields, layer: int) -> Mlp | Moe:
+def _mlp(family: Family, fields: Sizes, layer: int) -> Mlp | Moe:
     if family.experts_field and family.is_sparse(fields, layer):
         inner = fields.positive(family.moe_inner_field)
         experts, top_k = fields.positive(family.experts_field), fields.positive(_TOP_K)
@@ -119,12 +119,12 @@ def _mlp(family: Family, fields: Fields, layer: int) -> Mlp | Moe:
     return Mlp(
         inner=fields.positive(name),
         gated=family.gated,
-        bias=family.mlp_bias or bool(fields.get("mlp_bias", False)),
+        bias=family.mlp_bias or fields.flag("mlp_bias"),
     )
 
 
-def _shared_inner(family: Family, fields: Fields, inner: int) -> int:
+def _shared_inner(family: Family, fields: Sizes, inner: int) -> int:
     if not family.shared_field:
         return 0
-    value = int(fields.get(family.shared_field) or 0)
+    value = fields.optional(family.shared_field)
     return value * inner if family.shared_field == "n_shared_experts" else value

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.planner.workload import Requests, Workload
+from ekiden.planner.workload import Requests, Workload, check_rate
 
 KINDS = 16
 """Into which a trace is cut: equal numbers of requests, by the length of their prompts."""
@@ -70,10 +70,11 @@ def from_trace(file: Path, rate: float | None = None) -> Workload:
     curve = sharing(lines)
     seconds = (max(x.timestamp for x in lines) - min(x.timestamp for x in lines)) / 1e3
     own = (len(lines) - 1) / seconds if seconds > 0 else None
+    asked = rate or own
     return Workload(
         name=f"trace {file.name}",
         kinds=_kinds(lines),
-        rate=rate or own,
+        rate=None if asked is None else check_rate(asked),
         prefix_share=curve[-1][1],
         sharing=curve,
         extreme=max(line.input_length + line.output_length for line in lines),

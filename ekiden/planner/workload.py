@@ -104,6 +104,20 @@ WORKLOADS = {
 """Tokens of prompt/output. The mixes have equal parts."""
 
 
+MOST_RATE = 1e6
+"""Requests a second, beyond which nobody asks."""
+
+
+def check_rate(rate: float) -> float:
+    """The same. Raises SetupError: it is no rate."""
+    if not 0 < rate <= MOST_RATE:
+        raise SetupError(
+            f"rate {rate:g} is not requests a second: choose more than 0 and up to "
+            f"{MOST_RATE:,.0f}, as 2.5"
+        )
+    return rate
+
+
 def workload(
     name: str = "chat",
     *,
@@ -122,8 +136,8 @@ def workload(
     for what, value in (("prompt tokens", prompt), ("output tokens", output)):
         if value is not None and value < 1:
             raise SetupError(f"{what} {value} is too few: choose 1 or more")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise SetupError(f"rate {rate:g} is not requests a second: choose more than 0, as 2.5")
+    if rate is not None:
+        check_rate(rate)
     if not 0 <= prefix_share < 1:
         raise SetupError(f"prefix share {prefix_share:g} is none: choose 0 up to below 1, as 0.3")
     found = WORKLOADS[name]
