@@ -59,8 +59,6 @@ def part(text: str) -> float:
     return value
 
 
-
-
 def count(least: int) -> Callable[[str], int]:
     """A parser of whole numbers from ``least`` to ``MOST``."""
 

@@ -52,7 +52,7 @@ def _bullets(sentences: list[str]) -> list[str]:
 
 
 def _head(plan: dict[str, Any]) -> str:
-    asked, chosen = plan["asked"], plan["chosen"]
+    asked = plan["asked"]
     work = asked["workload"]
     kinds = _kinds([f"{kind['prompt']}/{kind['output']}" for kind in work["kinds"]])
     rate = f"{work['rate']:g} requests/s" if work["rate"] else "as many requests as it serves"

@@ -78,7 +78,7 @@ def legend(names: Mapping[str, object] | Sequence[str]) -> str:
 
 def _svg(height: int, parts: Sequence[str]) -> str:
     head = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" font-size="12" fill="#444">'
-    return f'{head}{"".join(parts)}</svg>'
+    return f"{head}{''.join(parts)}</svg>"
 
 
 def _nice(most: float) -> float:

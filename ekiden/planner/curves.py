@@ -6,9 +6,9 @@ import math
 
 from ekiden.planner import flags
 from ekiden.planner.decision import Decision
+from ekiden.planner.evaluate import after_losing
 from ekiden.planner.memory import TERMS
 from ekiden.planner.options import Option
-from ekiden.planner.evaluate import after_losing
 from ekiden.planner.report import ordered
 
 Points = list[tuple[float, float]]

@@ -34,11 +34,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     aggregated: Option | None
     """The best of one pool, against which two pools were measured; None: none fits."""
     most: Decision | None = None
-    """The decision without the rate, where that is more than these GPUs carry: ``chosen`` is its."""
+    """Without the rate, where that is more than these GPUs carry: ``chosen`` is its."""
 
     @property
     def short(self) -> bool:
-        """The rate that was asked for is more than these GPUs carry, and ``chosen`` carries most."""
+        """The rate that was asked for is more than these GPUs carry; ``chosen`` carries most."""
         return self.most is not None
 
     @property

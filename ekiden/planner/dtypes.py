@@ -50,7 +50,7 @@ def narrowed(geometry: Geometry, gpu: Gpu, form: WeightFormat) -> str:
     if gpu.has_bf16 or dtype_option(form, geometry, gpu) != DTYPES["fp16"]:
         return ""
     return (
-        f"{gpu.name} has no bf16 (compute capability {gpu.compute_capability}, it begins with 8.0), "
+        f"{gpu.name} has no bf16 (compute capability {gpu.compute_capability}, it begins at 8.0), "
         "and the model is published in it: it is planned in fp16, which takes as many bytes but "
         "reaches less far. Compare its answers."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ekiden.core.errors import SetupError
-from ekiden.planner.sizes import Sizes
 from ekiden.planner.families import Family
 from ekiden.planner.parts import (
     AnyAttention,
@@ -14,6 +13,7 @@ from ekiden.planner.parts import (
     Mlp,
     Moe,
 )
+from ekiden.planner.sizes import Sizes
 
 _TOP_K = "num_experts_per_tok"
 

@@ -58,7 +58,9 @@ def _other_format(decision: Decision, option: Option) -> str:
     if option.form is decision.asked.own:
         return "the model's own format; nothing in it meets the objectives better"
     takes = "take another checkpoint and " if decision.asked.geometry.quant_method else ""
-    return f"{gain(decision, option)}, but smaller weights {takes}change answers: compare those first"
+    return (
+        f"{gain(decision, option)}, but smaller weights {takes}change answers: compare those first"
+    )
 
 
 def gain(decision: Decision, option: Option) -> str:

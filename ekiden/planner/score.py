@@ -41,7 +41,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     what: str
-    """``kv_capacity``, ``weights``, ``fit``, ``tpot`` or ``ttft``; ``row``: nothing of it at all."""
+    """``kv_capacity``, ``weights``, ``fit``, ``tpot``, ``ttft``; ``row``: nothing of it."""
     measured: float | None = None
     """Tokens, GiB or ms; for ``fit`` 1.0 and 0.0."""
     predicted: float | None = None

@@ -107,10 +107,10 @@ def _prompts_only(stepper: Stepper, work: Workload, rate: float, replicas: int) 
     queue = _prefill_queue(stepper, work, rate, replicas)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=queue.load, limit=TOO_MANY_PROMPTS)
-    ttft = {f"ttft_p{q}": queue.quantile(q / 100) for q in NORMAL}
-    tpot = {f"tpot_p{q}": 0.0 for q in NORMAL}
-    load, prompt = queue.load, _mean_prompt(stepper, work)
-    return Latency(**ttft, **tpot, most=most, prefill_load=load, prefill=prompt)
+    p50, p95, p99 = (queue.quantile(q / 100) for q in NORMAL)
+    none = {"tpot_p50": 0.0, "tpot_p95": 0.0, "tpot_p99": 0.0}
+    found = Latency(ttft_p50=p50, ttft_p95=p95, ttft_p99=p99, most=most, prefill_load=queue.load)
+    return msgspec.structs.replace(found, **none, prefill=_mean_prompt(stepper, work))
 
 
 def _prefill_queue(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Queue:

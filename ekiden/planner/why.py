@@ -58,13 +58,11 @@ def _nothing_fits(decision: Decision) -> str:
     asked = decision.asked
     chosen, devices = decision.chosen, asked.devices
     tried = " or ".join(form.name for form in asked.every_format)
-    found = [
+    said = (
         f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout, "
-        f"in {tried}. The nearest, {chosen.name}: {chosen.refused}.",
-        larger(asked),
-        _small_kv_helps(decision),
-    ]
-    return " ".join(sentence for sentence in found if sentence)
+        f"in {tried}. The nearest, {chosen.name}: {chosen.refused}."
+    )
+    return " ".join(filter(None, (said, larger(asked), _small_kv_helps(decision))))
 
 
 def larger(asked: Asked) -> str:

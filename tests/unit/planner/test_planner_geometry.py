@@ -112,11 +112,14 @@ def test_a_text_config_is_taken_and_towers_are_named():
     [
         ({"model_type": "rwkv"}, "model_type 'rwkv'.*choose one of.*llama"),
         ({"hidden_size": 0}, "hidden_size is 0"),
-        ({"num_attention_heads": None}, "num_attention_heads is None"),
+        (
+            {"num_attention_heads": None},
+            "num_attention_heads is null: choose a whole number from 1",
+        ),
         ({"num_attention_heads": 5}, "hidden_size 64 is not a multiple of num_attention_heads 5"),
         ({"num_key_value_heads": 3}, "4 is not a multiple of num_key_value_heads 3"),
         ({"layer_types": ["full_attention"]}, "layer_types must name 2 layers"),
-        ({"rope_scaling": 7}, "field of the wrong kind"),
+        ({"rope_scaling": 7}, "rope_scaling is 7: choose an object"),
     ],
 )
 def test_a_broken_config_is_refused_by_field(change: dict, says: str):
