@@ -82,7 +82,7 @@ def requests(decision: Decision, world: Scenario, trace: Path | None) -> list[As
 def _told(decision: Decision, found: Figures, asked: int) -> dict[str, Any]:
     spreads = {"ttft": found.ttft_ms, "tpot": found.tpot_ms}
     latency = {
-        f"{what}_p{q}": getattr(spread, f"p{q}") / 1e3
+        f"{what}_p{q}": getattr(spread, f"p{q}") / 1e3 if spread.count else None
         for what, spread in spreads.items()
         for q in _QUANTILES
     }
@@ -94,7 +94,9 @@ def _told(decision: Decision, found: Figures, asked: int) -> dict[str, Any]:
         "rate": decision.chosen.rate,
         "latency": latency,
         "missed": {
-            name: latency[name] for name, most in objectives.items() if latency[name] > most
+            name: seconds
+            for name, most in objectives.items()
+            if (seconds := latency[name]) is not None and seconds > most
         },
         "cache_hit_share": found.cache_hit_share,
         "busy_share": {pool.role: pool.busy_share for pool in found.pools},
@@ -109,7 +111,7 @@ def section(plan: dict[str, Any]) -> str:
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
     told, planned = plan["simulated"], plan["chosen"]["latency"]
     yield f"  {'':<6} {'P50':>12} {'P95':>12} {'P99':>12}   computed"
-    for what in ("ttft", "tpot"):
+    for what in ("ttft", "tpot") if told["latency"]["tpot_p50"] is not None else ("ttft",):
         cells, beside = (
             [_shown(latency[f"{what}_p{q}"]) for q in _QUANTILES]
             for latency in (told["latency"], planned)

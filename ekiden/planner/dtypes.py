@@ -54,3 +54,13 @@ def narrowed(geometry: Geometry, gpu: Gpu, form: WeightFormat) -> str:
         "and the model is published in it: it is planned in fp16, which takes as many bytes but "
         "reaches less far. Compare its answers."
     )
+
+
+def widened(gpu: Gpu, form: WeightFormat) -> str:
+    """In a sentence, that weights of FP8 are multiplied as 16 bits; empty where they are not."""
+    if gpu.fp8_tflops or not form.name.startswith("fp8"):
+        return ""
+    return (
+        f"{gpu.name} has no FP8: the sums are those of an engine that holds such weights in 8 bits "
+        "and multiplies in 16, as vLLM does. ekiden holds 16 bits there."
+    )

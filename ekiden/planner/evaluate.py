@@ -50,7 +50,10 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
     """The replica, or in one sentence why it cannot be."""
     most = places(asked.devices, stepper.replica.layout)
     if (left := most - asked.spare) < 1:
-        return f"there is room for {most} of it, and {asked.spare} may be lost (--spare-replicas)"
+        return (
+            f"with --spare-replicas {asked.spare} it takes {asked.spare + 1} replicas, and there "
+            f"is room for {most}"
+        )
     if reason := why_not(stepper, -(-asked.sequences // left)):
         return reason
     work, dp = asked.work, stepper.replica.layout.dp

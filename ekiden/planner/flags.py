@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from ekiden.planner.decision import Decision
-from ekiden.planner.dtypes import dtype_option
+from ekiden.planner.dtypes import dtype_option, widened
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import DISAGGREGATED, Asked, Option
@@ -46,6 +46,8 @@ def blocked(asked: Asked, option: Option, served: Collection[str]) -> str:
         return "ekiden has no options for EP and attention-DP yet: the plan is arithmetic"
     if any(one.gpus > asked.devices.per_host for one in option.layouts):
         return "ekiden does not place one replica on several hosts yet: the plan is arithmetic"
+    if widened(gpu := asked.devices.gpu, option.form):
+        return f"ekiden holds FP8 as 16 bits on {gpu.name}, which has none: int8 takes 8 there"
     return _elsewhere(geometry, option.form)
 
 

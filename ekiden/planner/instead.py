@@ -31,22 +31,23 @@ def pin(asked: Asked, option: Option) -> str:
 
 
 def compared(decision: Decision, option: Option) -> str:
-    """Its figures, and how much less it gives than what was chosen."""
-    chosen, asked = decision.chosen, decision.asked
+    """Its figures, and how much less, or more, it gives than what was chosen."""
+    asked, latency = decision.asked, option.latency
     if not option.works:
-        return option.latency.limit or misses(
-            asked.objectives, option, quiet=asked.work.rate is None or decision.short
-        )
-    figures = f"{figure(option.rate)} requests/s on {gpus(option.gpus)}" + "".join(
-        f", {name} P95 {milliseconds(seconds)}" for name, seconds in _felt(asked, option)
-    )
-    if asked.work.rate is not None and not decision.short:
-        return f"{figures}; the chosen takes {chosen.gpus}"
-    if option.rate >= chosen.rate:
-        return f"{figures}; no less than the chosen"
-    return f"{figures}; {1 - option.rate / chosen.rate:.0%} less than the chosen"
+        quiet = asked.work.rate is None or decision.short
+        return latency.limit or misses(asked.objectives, option, quiet=quiet)
+    felt = f"TTFT P95 {milliseconds(latency.ttft_p95)}"
+    if asked.work.decodes:
+        felt += f", TPOT P95 {milliseconds(latency.tpot_p95)}"
+    figures = f"{figure(option.rate)} requests/s on {gpus(option.gpus)}, {felt}"
+    smaller = option.form.bits < decision.chosen.form.bits
+    answers = ", with smaller weights, which change answers" if smaller else ""
+    return f"{figures}; {_beside(decision, option)}{answers}"
 
 
-def _felt(asked: Asked, option: Option) -> list[tuple[str, float]]:
-    found = [("TTFT", option.latency.ttft_p95)]
-    return [*found, ("TPOT", option.latency.tpot_p95)] if asked.work.decodes else found
+def _beside(decision: Decision, option: Option) -> str:
+    chosen = decision.chosen
+    if decision.asked.work.rate is not None and not decision.short:
+        return f"the chosen takes {chosen.gpus}"
+    share = option.rate / chosen.rate
+    return f"{1 - share:.0%} less than the chosen" if share < 1 else f"{share:.3g} times the chosen"

@@ -8,7 +8,7 @@ import msgspec
 
 from ekiden.planner.decision import Decision, decide
 from ekiden.planner.devices import NVLINK
-from ekiden.planner.dtypes import narrowed
+from ekiden.planner.dtypes import narrowed, widened
 from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
@@ -33,10 +33,11 @@ def why(decision: Decision) -> list[str]:
     chosen = decision.chosen
     if chosen.refused:
         return [s for s in (_nothing_fits(decision), _floats(decision)) if s]
-    found = [_room(decision), _shape(decision), _shortfall(decision), _format(decision)]
-    found += [_floats(decision), _link(decision), _smaller(decision), _split(decision)]
-    found += [_interference(decision), _small_kv(decision), _full(decision), _long(decision)]
-    return [sentence for sentence in (*found, _voice(decision)) if sentence]
+    carried, helps = decision.most or decision, _small_kv_helps(decision)
+    found = [_room(decision), _shape(decision), _shortfall(decision), helps, _format(decision)]
+    found += [_floats(decision), _link(decision), _smaller(carried), _split(decision)]
+    found += [_interference(decision), "" if helps else _small_kv(carried), _full(decision)]
+    return [sentence for sentence in (*found, _long(decision), _voice(decision)) if sentence]
 
 
 def _single(decision: Decision) -> Option | None:
@@ -58,9 +59,10 @@ def _nothing_fits(decision: Decision) -> str:
     asked = decision.asked
     chosen, devices = decision.chosen, asked.devices
     tried = " or ".join(form.name for form in asked.every_format)
+    spare = f" with {asked.spare} more of each replica" if asked.spare else ""
     said = (
-        f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name} in any layout, "
-        f"in {tried}. The nearest, {chosen.name}: {chosen.refused}."
+        f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name}{spare} in any "
+        f"layout, in {tried}. The nearest, {chosen.name}: {chosen.refused}."
     )
     return " ".join(filter(None, (said, larger(asked), _small_kv_helps(decision))))
 
@@ -85,10 +87,10 @@ def larger(asked: Asked) -> str:
 def _small_kv_helps(decision: Decision) -> str:
     """What fits, or meets the objectives, with 8 bits of KV where nothing does without."""
     asked, small = decision.asked, decision.asked.profile.small_kv
-    if KV_BYTES[kv_format(asked.kv_dtype)] == 1:
+    if decision.met or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
         return ""
     found = decide(msgspec.structs.replace(asked, kv_dtype=small))
-    chosen, does = found.chosen, "meets them"
+    chosen, does = found.chosen, "meets the objectives"
     if decision.chosen.refused:
         does = "fits" if found.met else "fits, and misses an objective"
     if chosen.refused or not (found.met or decision.chosen.refused):
@@ -155,26 +157,23 @@ def _shortfall(decision: Decision) -> str:
     if decision.short and asked.work.rate:
         step = math.gcd(*(layout.gpus for layout in chosen.layouts))
         needed = math.ceil(asked.work.rate / chosen.rate_per_gpu / step) * step
-        said = (
+        return (
             f"These GPUs do not carry {figure(asked.work.rate)} requests/s within the objectives. "
             f"This carries the most, {figure(chosen.rate)}; about {needed} such GPUs would carry "
             "all."
         )
-    else:
-        quiet = asked.work.rate is None
-        missed = chosen.latency.limit or misses(asked.objectives, chosen, quiet=quiet)
-        said = f"Nothing meets the objectives on these GPUs; this comes nearest: {missed}."
-    return f"{said} {_small_kv_helps(decision)}".rstrip()
+    said = chosen.latency.limit or misses(asked.objectives, chosen, quiet=asked.work.rate is None)
+    return f"Nothing meets the objectives on these GPUs; this comes nearest: {said}."
 
 
 def _floats(decision: Decision) -> str:
-    asked = decision.asked
-    return narrowed(asked.geometry, asked.devices.gpu, decision.chosen.form)
+    asked, form = decision.asked, decision.chosen.form
+    return narrowed(asked.geometry, asked.devices.gpu, form) or widened(asked.devices.gpu, form)
 
 
 def _format(decision: Decision) -> str:
     chosen, own = decision.chosen, decision.asked.own
-    if chosen.form == own:
+    if chosen.form == own or not chosen.works:
         return ""
     return (
         f"In {own.name} no layout meets the objectives on these GPUs; with {chosen.form.name} "

@@ -9,12 +9,13 @@ from ekiden.planner.calibration import calibration
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.decision import Decision, decide
 from ekiden.planner.devices import Devices, devices
+from ekiden.planner.dtypes import own_format
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica
 from ekiden.planner.options import AGGREGATED, Asked, Option, offered
-from ekiden.planner.precision import published, weight_format
+from ekiden.planner.precision import weight_format
 from ekiden.planner.profiles import profile
 from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Objectives, assumed_objectives, workload
@@ -64,7 +65,6 @@ def question(
 ) -> Asked:
     shape = by_name(model)
     asked_for = workload(work, rate=rate)
-    own = weight_format(weights) if weights else published("", shape.dtype, shape.model_type)
     machines = devices(
         gpu(card),
         per_host=per_host,
@@ -72,6 +72,7 @@ def question(
         interconnect=interconnect,
         network_gbps=network_gbps,
     )
+    own = own_format(weights or "auto", shape, machines.gpu)
     usual = -(-asked_for.longest // 1024) * 1024
     return Asked(
         geometry=shape,
