@@ -12,7 +12,7 @@ from ekiden.core.errors import SetupError
 from ekiden.models.fields import Fields
 
 _LAYERS, _HEADS, _WIDTH, _EXPERTS = 512, 4096, 1 << 20, 4096
-_POSITIONS = 1 << 30
+_POSITIONS = 1 << 28
 MOST = {
     "num_hidden_layers": _LAYERS,
     "first_k_dense_replace": _LAYERS,

@@ -6,7 +6,7 @@ from plans import option, plan
 
 from ekiden.core.errors import SetupError
 from ekiden.planner.decision import decide
-from ekiden.planner.evaluate import highest
+from ekiden.planner.evaluate import after_losing, highest
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED
 from ekiden.planner.reasons import lost
@@ -247,6 +247,41 @@ def test_spare_replicas_are_added_to_each_pool():
     assert safe.latency == bare.latency, "foretold with the spare one lost"
 
 
+def test_without_a_rate_spare_replicas_leave_what_the_others_serve():
+    bare = plan("Llama-3.1-8B", "A6000", 7).chosen
+    safe = plan("Llama-3.1-8B", "A6000", 8, spare=1).chosen
+    assert safe.replicas == (8,)
+    assert safe.rate == pytest.approx(bare.rate, rel=1e-3)
+    assert safe.latency.ttft_p95 == pytest.approx(bare.latency.ttft_p95, rel=1e-2)
+
+
+def test_two_pools_hold_their_rate_with_a_spare_replica_of_each_lost():
+    def two(**more):
+        found = plan("Llama-3.1-8B", "A6000", 8, **more)
+        return found, next(one for one in found.lost if one.kind == DISAGGREGATED)
+
+    decision, safe = two(spare=1)
+    left = after_losing(decision.asked, safe, safe.rate)
+    assert left == safe.latency
+    assert not left.missed(decision.asked.objectives)
+    assert safe.gpus <= 8
+    assert min(safe.replicas) >= 2
+    assert safe.rate < two()[1].rate
+
+
+def test_spare_replicas_for_which_there_is_no_room_are_told():
+    decision = plan("Llama-3.1-8B", "A6000", 1, rate=1, spare=1, smaller=())
+    assert not decision.met
+    assert "it takes 2 replicas, and there is room for 1" in decision.chosen.refused
+
+
+def test_the_concurrency_is_held_with_the_spare_replicas_lost():
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=1, sequences=1000, spare=1, smaller=())
+    single = option(decision, ONE)
+    held = decision.asked.stepper(ONE, single.form).tokens
+    assert (single.replicas[0] - 1) * held >= 1000 * 1024
+
+
 def test_a_pinned_layout_is_the_only_one():
     decision = plan("Llama-3.1-8B", "H100", 8, pinned=Layout(tp=4), smaller=())
     assert decision.chosen.layouts[0] == Layout(tp=4)
@@ -272,6 +307,35 @@ def test_a_smaller_cache_is_pointed_at_where_kv_is_what_lacks():
     short = plan("Llama-3.1-70B", "H100", 2, work="writing", smaller=())
     assert "--kv-cache-dtype int8" in said(short)
     assert "--kv-cache-dtype int8" not in said(plan("Llama-3.1-8B", "A6000", 8))
+
+
+def test_a_cache_of_8_bits_is_pointed_at_where_only_that_fits():
+    short = plan("Llama-3.1-70B", "H100", 2, work="rag", sequences=4, smaller=())
+    assert short.chosen.refused
+    assert "With a cache of 8 bits (--kv-cache-dtype int8) 1 x TP2, bf16 fits" in said(short)
+    assert "cache of 8 bits" not in said(plan("Llama-3.1-405B", "A6000", 1))
+
+
+def test_a_cache_of_8_bits_is_pointed_at_where_only_that_meets_the_objectives():
+    short = plan("Llama-3.1-70B", "H100", 2, work="writing", rate=0.4, smaller=())
+    assert short.short
+    assert "1 x TP2, bf16 meets the objectives: 0.4 requests/s on 2 GPUs" in said(short)
+    slow = plan("Llama-3.1-8B", "A6000", 1, objectives=Objectives(tpot_p95=0.001))
+    assert "cache of 8 bits" not in said(slow)
+
+
+def test_what_would_help_at_a_rate_that_is_too_much_is_told_at_what_is_carried():
+    short = plan("Llama-3.1-70B", "H100", 2, work="writing", rate=2.0, smaller=())
+    assert "with --kv-cache-dtype int8 this layout would serve" in said(short)
+
+
+def test_one_card_is_not_called_enough_where_nothing_meets():
+    slow = plan("Llama-3.1-8B", "A6000", 8, objectives=Objectives(ttft_p95=1e-3), smaller=())
+    one = plan("Llama-3.1-8B", "A6000", 1, objectives=Objectives(tpot_p95=1e-3))
+    for decision in (slow, one):
+        assert not decision.met
+        assert "enough" not in said(decision)
+    assert "this one does" not in said(one), "smaller weights do not meet them either"
 
 
 def test_stages_within_a_host_must_win_clearly():

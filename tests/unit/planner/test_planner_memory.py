@@ -196,3 +196,17 @@ def test_ranks_that_differ_have_peaks_of_their_own():
     first, second, sampling, other = (rank.activations + rank.sampler for rank in found.ranks)
     assert first == second, "of the first stage, which does not sample"
     assert sampling > other >= first, "one rank joins the columns of all"
+
+
+def test_a_cache_of_8_bits_is_advised_only_where_it_fits():
+    tight = fit(replica("Qwen3-32B", "H100", max_model_len=32_000))
+    short = fit(replica("Qwen3-32B", "H100", max_model_len=int(1.5 * tight.longest)))
+    assert short.cache == "fp8"
+    assert "a KV cache in fp8 (--kv-cache-dtype)" in short.advice
+    assert fits(msgspec.structs.replace(short.replica, kv_dtype=short.cache))
+    for other in (
+        fit(replica("Llama-3.1-70B", "H100")),
+        fit(msgspec.structs.replace(short.replica, kv_dtype="fp8"), sequences=100),
+    ):
+        assert not other.fits
+        assert not other.cache

@@ -154,7 +154,7 @@ def test_a_file_with_a_byte_order_mark_and_an_engine_in_capitals_is_read(write):
 def test_a_file_without_the_columns_is_refused(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("id,kind\n")
-    with pytest.raises(SetupError, match="lacks the columns model$"):
+    with pytest.raises(SetupError, match=r"lacks the columns model$"):
         score(file)
     with pytest.raises(SetupError, match="cannot be read"):
         score(tmp_path / "none.csv")
