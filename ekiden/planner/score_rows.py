@@ -84,7 +84,7 @@ class Row:
             return None
         if value != int(value) or not 0 <= value <= MOST:
             raise SetupError(
-                f"{name} {self.text(name)!r} is not a number of things: choose 0 to {MOST:,}"
+                f"{name} {self.text(name)!r} counts nothing: a whole number from 0 to {MOST:,} does"
             )
         return int(value)
 

@@ -5,13 +5,15 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ekiden.cli.main import main
 from ekiden.core.errors import SetupError
 from ekiden.planner.memory import memory
 from ekiden.planner.score import quantile, score
 from ekiden.planner.score_perf import foretold
-from ekiden.planner.score_rows import COLUMNS, PERF_COLUMNS, Row, engine_profile, replica
+from ekiden.planner.score_rows import COLUMNS, PERF_COLUMNS, Row, engine_of, engine_profile, replica
 
 BASE = {
     "kind": "kv",
@@ -24,6 +26,18 @@ BASE = {
     "gpu_mem_util": "0.9",
     "max_model_len": "8192",
 }
+
+LOOP = {
+    "kind": "perf",
+    "metric": "tpot",
+    "isl": "1024",
+    "osl": "1024",
+    "concurrency": "16",
+    "unit": "ms",
+    "gpu_mem_util": "",
+    "source": "silicon.csv id=llama_h100_vllm_agg_1024x1024_c16_tp1_ep1_7",
+}
+ALL = (*COLUMNS, *PERF_COLUMNS)
 
 
 def predicted_tokens(**cells: str) -> int:
@@ -153,11 +167,125 @@ def test_a_file_with_a_byte_order_mark_and_an_engine_in_capitals_is_read(write):
 
 def test_a_file_without_the_columns_is_refused(tmp_path):
     file = tmp_path / "rows.csv"
-    file.write_text("id,kind\n")
-    with pytest.raises(SetupError, match=r"lacks the columns model$"):
-        score(file)
+    for text in ("", "id\n", "id;kind;model\n"):
+        file.write_text(text)
+        with pytest.raises(SetupError, match=r"lacks the columns kind, model$"):
+            score(file)
     with pytest.raises(SetupError, match="cannot be read"):
         score(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [
+        ("kv", "gpu, engine, tp, gpu_mem_util, which rows of kind kv need"),
+        ("oom", "gpu, engine, tp, outcome, which rows of kind oom need"),
+        ("perf", "gpu, engine, tp, isl, osl, concurrency, metric, value, unit, which rows of kind"),
+    ],
+)
+def test_columns_that_a_kind_of_row_needs_are_named(tmp_path, kind: str, missing: str):
+    file = tmp_path / "rows.csv"
+    file.write_text(f"kind,model,weights_quant\n{kind},Llama-3.1-8B,bf16\n")
+    with pytest.raises(SetupError, match=missing):
+        score(file)
+
+
+def test_columns_that_no_row_needs_may_be_left_out(tmp_path):
+    file = tmp_path / "rows.csv"
+    tokens = predicted_tokens(engine_version="", max_model_len="")
+    file.write_text(
+        "kind,model,weights_quant,gpu,engine,tp,gpu_mem_util,kv_tokens\n"
+        f"kv,Llama-3.1-8B,bf16,h100_sxm,vllm,1,0.9,{tokens}\n"
+    )
+    assert score(file).summary()["kv_capacity"] == {"median_error": 0, "p90_error": 0, "rows": 1}
+
+
+def test_a_file_by_another_program_is_read_all_the_same(write):
+    """Byte order mark, CRLF, blank lines, spaces, names in capitals, columns that nobody asked for,
+    lines that are too short or too long."""
+    tokens = predicted_tokens()
+    file = write({"kv_tokens": f" {tokens} "}, {"kv_tokens": str(tokens), "kind": " KV "})
+    head, *rows = file.read_text().splitlines()
+    head = ", ".join(name.upper() for name in head.split(",")) + ",note"
+    lines = ["", "\t ", head, ",,,", rows[0] + ",said,more,and more", " , ", rows[1], ""]
+    lines.append("short,kv,Llama-3.1-8B")
+    file.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
+    summary = score(file).summary()
+    assert summary["kv_capacity"] == {"median_error": 0, "p90_error": 0, "rows": 2}
+    assert summary["unscored"]["kv_capacity"] == {"short": "weights_quant is not stated"}
+
+
+CELLS = ["", " ", "nan", "?", "-1", "0", "1", "2", "7.5", "1e9", "1e308", "1e-308", "x", "[]", "ms"]
+NAMES = ["Mixtral-8x7B", "gpt-oss-20b", "trt-llm", "fp8", "int4", "l4", "PCIe", "oom", "perf"]
+
+
+@given(changes=st.lists(st.dictionaries(st.sampled_from(ALL), st.sampled_from([*CELLS, *NAMES]))))
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_scored_or_has_a_reason_whatever_it_holds(tmp_path_factory, changes):
+    file = tmp_path_factory.mktemp("rows") / "rows.csv"
+    with file.open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, ALL)
+        writer.writeheader()
+        for number, change in enumerate(changes):
+            writer.writerow({**BASE, **LOOP, "kv_tokens": "9", **change, "id": f"row{number}"})
+    found = score(file)
+    assert {one.id for one in found.judged} == {f"row{i}" for i in range(len(changes))}
+    for one in found.judged:
+        assert one.unscored or one.predicted is not None
+    json.dumps(found.summary(), allow_nan=False)
+
+
+def test_no_row_vanishes(write, write_loops):
+    rows = ({"kind": "allreduce"}, {"kind": ""}, {"kind": "kv", "kv_tokens": "5"})
+    assert score(write(*rows)).summary()["unscored"]["row"] == {
+        "row0": "kind 'allreduce' is not scored: kv, oom, perf are",
+        "row1": "kind '' is not scored: kv, oom, perf are",
+    }
+    (judged,) = score(write_loops({"metric": "goodput", "value": "1"})).judged
+    assert judged.unscored.startswith("metric 'goodput' is not scored: tpot, ttft")
+
+
+def test_rows_without_an_id_or_with_one_that_is_taken_are_told_apart(write):
+    rows = ({"id": "", "tp": "x"}, {"id": "a", "tp": "y"}, {"id": "a", "tp": "z"})
+    found = score(write(*rows)).summary()["unscored"]["kv_capacity"]
+    assert list(found) == ["line 2", "a", "a (2)"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"tp": "2.5"}, "tp '2.5' counts nothing: a whole number from 0 to 1,000,000,000 does"),
+        ({"tp": "-1"}, "tp '-1' counts nothing"),
+        ({"block_size": "1e300"}, "block_size '1e300' counts nothing"),
+        ({"kv_tokens": "-5"}, "kv_tokens -5 is below 0"),
+    ],
+)
+def test_numbers_that_count_nothing_are_reasons(write, cells, reason):
+    judged = score(write({"kv_tokens": "1000", **cells})).judged[0]
+    assert reason in judged.unscored
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("TensorRT-LLM", "trtllm"),
+        ("tensorrt_llm", "trtllm"),
+        ("trt-llm", "trtllm"),
+        ("TRTLLM", "trtllm"),
+        ("vLLM", "vllm"),
+        ("SGLang", "sglang"),
+        ("sg lang", "sglang"),
+        ("TGI", "tgi"),
+    ],
+)
+def test_engines_are_known_by_any_spelling(spelling: str, name: str):
+    assert engine_of(Row({**BASE, "engine": spelling})) == name
+
+
+def test_a_loop_of_an_engine_is_the_same_by_any_spelling(write_loops):
+    spellings = ("trtllm", "TensorRT-LLM", "tensorrt_llm")
+    file = write_loops(*({"value": "10", "engine": name} for name in spellings))
+    assert len({one.predicted for one in score(file).judged}) == 1
 
 
 def test_the_command_prints_a_table_and_json(write, capsys):
@@ -180,18 +308,6 @@ def test_the_command_prints_a_table_and_json(write, capsys):
         "unscored",
     ]
     assert main(["plan", "--score", "nowhere.csv"]) == 2
-
-
-LOOP = {
-    "kind": "perf",
-    "metric": "tpot",
-    "isl": "1024",
-    "osl": "1024",
-    "concurrency": "16",
-    "unit": "ms",
-    "gpu_mem_util": "",
-    "source": "silicon.csv id=llama_h100_vllm_agg_1024x1024_c16_tp1_ep1_7",
-}
 
 
 @pytest.fixture
@@ -227,6 +343,7 @@ def test_latencies_are_scored_by_kind_of_model(write_loops):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"value": "-3"}, "value '-3' in 'ms' is no time"),
         ({"engine": "sglang P-D"}, "layouts of its two pools"),
         ({"engine": "tgi"}, "choose one of vllm, trtllm, sglang"),
         ({"tp": "", "source": ""}, "tp is not stated"),
