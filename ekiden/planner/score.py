@@ -190,7 +190,13 @@ def _latency(row: Row) -> Judged:
     return msgspec.structs.replace(found, sparse=is_sparse(row))
 
 
+SENSIBLE = 1e-9, 1e15
+"""What can have been measured, in any of the units: beyond, an error is no number."""
+
+
 def _compared(row: Row, what: str, measured: float, predicted: float, unit: str) -> Judged:
+    if what != FIT and not SENSIBLE[0] <= measured <= SENSIBLE[1]:
+        raise SetupError(f"{measured:g} {unit} cannot have been measured")
     return Judged(id=row.name, what=what, measured=measured, predicted=predicted, unit=unit)
 
 
