@@ -55,7 +55,7 @@ def decide(asked: Asked) -> Decision:
             for and cannot be; names it and the nearest that works.
     """
     check(asked)
-    everything = [option for form in asked.every_format for option in computed(asked, form)]
+    everything = [one for form in asked.every_format for one in computed(asked, form)]
     most = None
     if (chosen := choice(asked, everything)) is None:
         most = _without_rate(asked)

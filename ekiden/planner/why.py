@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from ekiden.planner.decision import Decision, decide
+from ekiden.planner.decision import Decision, choice, computed, nearest
 from ekiden.planner.devices import NVLINK
 from ekiden.planner.dtypes import narrowed, widened
 from ekiden.planner.evaluate import server, together
@@ -89,15 +89,23 @@ def _small_kv_helps(decision: Decision) -> str:
     asked, small = decision.asked, decision.asked.profile.small_kv
     if decision.met or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
         return ""
-    found = decide(msgspec.structs.replace(asked, kv_dtype=small))
-    chosen, does = found.chosen, "meets the objectives"
-    if decision.chosen.refused:
-        does = "fits" if found.met else "fits, and misses an objective"
-    if chosen.refused or not (found.met or decision.chosen.refused):
-        return ""
+    asked = msgspec.structs.replace(asked, kv_dtype=small)
+    fitting: list[Option] = []
+    for form in asked.every_format:
+        options = computed(asked, form)
+        if found := choice(asked, options):
+            does = "fits" if decision.chosen.refused else "meets the objectives"
+            return _with_small_kv(small, found, does)
+        fitting += [one for one in options if not one.refused]
+    if decision.chosen.refused and fitting:
+        return _with_small_kv(small, nearest(fitting), "fits, and misses an objective")
+    return ""
+
+
+def _with_small_kv(small: str, option: Option, does: str) -> str:
     return (
-        f"With a cache of 8 bits (--kv-cache-dtype {small}) {chosen.name} {does}: "
-        f"{figure(chosen.rate)} requests/s on {gpus(chosen.gpus)}. Compare its answers too."
+        f"With a cache of 8 bits (--kv-cache-dtype {small}) {option.name} {does}: "
+        f"{figure(option.rate)} requests/s on {gpus(option.gpus)}. Compare its answers too."
     )
 
 
