@@ -34,13 +34,13 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 def rank_weights(
     geometry: Geometry, layout: Layout, form: WeightFormat, holding: Holding | None = None
 ) -> tuple[int, ...]:
-    """Bytes of each rank, in order pp_rank * (tp * dp) + rank; tied ends are held where used."""
+    """Bytes of each rank, stage after stage; tied ends are held where used."""
     holding = holding or Holding()
     bounds = stages(geometry, layout.pp, balanced=holding.balanced_stages)
     found: list[int] = []
     for stage in range(layout.pp):
         alike: dict[tuple[int, int, int], int] = {}
-        for rank in range(layout.tp * layout.dp):
+        for rank in range(layout.stage_gpus):
             key = same_part(geometry, layout, rank)
             if key not in alike:
                 alike[key] = _rank(geometry, layout, form, holding, bounds[stage], rank)
