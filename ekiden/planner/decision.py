@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.planner.evaluate import Server, apart, server, together
+from ekiden.planner.evaluate import Server, apart, prompt_servers, server, together
 from ekiden.planner.fit import check_length
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option, layouts
@@ -111,6 +111,8 @@ def computed(asked: Asked, form: WeightFormat) -> list[Option]:
         found.append(together(asked, one, form))
         if layout.pp == 1:
             servers.append(one)
+    if servers and not asked.pinned:
+        servers += prompt_servers(asked, form)
     two = apart(asked, servers, form)
     return [*found, two] if two else found
 

@@ -42,6 +42,8 @@ def blocked(decision: Decision, served: Collection[str]) -> str:
         )
     if any(one.dp > 1 or one.ep > 1 for one in chosen.layouts):
         return "ekiden has no options for EP and attention-DP yet: the plan is arithmetic"
+    if any(one.cp > 1 for one in chosen.layouts):
+        return "ekiden does not serve context parallelism (CP) yet: the plan is arithmetic"
     if any(one.gpus > decision.asked.devices.per_host for one in chosen.layouts):
         return "ekiden does not place one replica on several hosts yet: the plan is arithmetic"
     return ""

@@ -116,12 +116,10 @@ MOMENTS = 4
 TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
 
 
-def disaggregated(
-    prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
-) -> Latency:
-    """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
-    the second does, for what the last chunk leaves to be sent."""
-    work = work.cached(pools[0] * prefill.tokens)
+def first_tokens(prefill: Stepper, work: Workload, rate: float, replicas: int) -> Queue:
+    """What prompts wait for in a pool that only computes them: the first token does not wait for
+    KV to move."""
+    work = work.cached(replicas * prefill.tokens)
     services = tuple(
         Service(
             share=kind.share,
@@ -130,7 +128,24 @@ def disaggregated(
         )
         for kind in work.kinds
     )
-    queue = Queue(servers=pools[0] * prefill.replica.layout.dp, rate=rate, services=services)
+    return Queue(servers=replicas * prefill.replica.layout.dp, rate=rate, services=services)
+
+
+def in_time(queue: Queue, objectives: Objectives) -> bool:
+    """Whether prompts keep the objectives of TTFT."""
+    if queue.load >= 1:
+        return False
+    wanted = ((q, getattr(objectives, f"ttft_p{q}")) for q in NORMAL)
+    return all(most is None or queue.quantile(q / 100) <= most for q, most in wanted)
+
+
+def disaggregated(
+    prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
+) -> Latency:
+    """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
+    the second does, for what the last chunk leaves to be sent."""
+    queue = first_tokens(prefill, work, rate, pools[0])
+    work = work.cached(pools[0] * prefill.tokens)
     most = room(decode, work.context)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=queue.load, limit="prefill: " + TOO_MANY_PROMPTS)
@@ -164,7 +179,7 @@ def moved(
     tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
     size = sum(work_.kv.sequence_bytes(int(tokens)) for work_ in decode.works)
     size *= decode.replica.layout.tp
-    last = min(tokens, prefill.replica.resolved.chunk) / tokens
+    last = min(tokens, prefill.chunk) / tokens
     seconds = size / (ranks * rate_of_link)
     fewer = min(pools[0] * prefill.replica.layout.gpus, pools[1] * decode.replica.layout.gpus)
     return seconds * last, rate * size / (fewer * rate_of_link)

@@ -38,10 +38,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     seen: float = 0.0
     """Tokens that each of these sees, on average."""
 
-    @property
-    def tokens(self) -> float:
-        return self.decode + self.prefill
-
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a step, by what they go to."""
