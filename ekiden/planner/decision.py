@@ -109,12 +109,20 @@ def computed(asked: Asked, form: WeightFormat) -> list[Option]:
             found.append(bare)
             continue
         found.append(together(asked, one, form))
-        if layout.pp == 1:
-            servers.append(one)
+        servers.append(one)
     if servers and not asked.pinned:
         servers += prompt_servers(asked, form)
-    two = apart(asked, servers, form)
+    two = _without_stages(asked, *apart(asked, servers, form))
     return [*found, two] if two else found
+
+
+def _without_stages(asked: Asked, whole: Option | None, staged: Option | None) -> Option | None:
+    """Of two pools, unless those with stages are cheaper, or do where the others don't."""
+    if whole is None or staged is None:
+        return whole or staged
+    if whole.works:
+        return staged if staged.works and is_cheaper(asked, staged, whole) else whole
+    return staged if staged.worst < whole.worst else whole
 
 
 def best(asked: Asked, working: list[Option]) -> Option:

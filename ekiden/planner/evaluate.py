@@ -151,14 +151,30 @@ def highest(works: Callable[[float], bool], ceiling: float) -> float:
     return low
 
 
-def apart(asked: Asked, servers: list[Server], form: WeightFormat) -> Option | None:
-    """The best of two pools: any layout for prefill, any for decode. None: not two fit.
+Pair = tuple[Server, Server, tuple[int, int]]
+TRIED = 6
+"""Pairs of layouts that are computed in full; the estimate orders them."""
+
+
+def apart(
+    asked: Asked, servers: list[Server], form: WeightFormat
+) -> tuple[Option | None, Option | None]:
+    """The best of two pools, any layout for prefill and any for decode: without stages, and with
+    them in one at least. None: not two fit.
 
     Prefill alone decides TTFT and decode alone TPOT, so each pool is sized by itself.
     """
     pairs = _for_rate(asked, servers) if asked.work.rate is not None else _for_most(asked, servers)
+    staged = [any(one.stepper.replica.layout.pp > 1 for one in pair[:2]) for pair in pairs]
+    return (
+        _best(asked, form, [p for p, there in zip(pairs, staged, strict=True) if not there]),
+        _best(asked, form, [p for p, there in zip(pairs, staged, strict=True) if there]),
+    )
+
+
+def _best(asked: Asked, form: WeightFormat, pairs: list[Pair]) -> Option | None:
     best: Option | None = None
-    for prefill, decode, counts in pairs:
+    for prefill, decode, counts in pairs[:TRIED]:
         bare = Option(
             kind=DISAGGREGATED,
             form=form,
@@ -169,11 +185,6 @@ def apart(asked: Asked, servers: list[Server], form: WeightFormat) -> Option | N
         if best is None or _better(found, best):
             best = found
     return best
-
-
-Pair = tuple[Server, Server, tuple[int, int]]
-TRIED = 6
-"""Pairs of layouts that are computed in full; the estimate orders them."""
 
 
 def _computed(
@@ -209,7 +220,7 @@ def _for_rate(asked: Asked, servers: list[Server]) -> list[Pair]:
         for d, nd in decodes
         if np and nd and _fits(asked, p, d, (np + asked.spare, nd + asked.spare))
     ]
-    return sorted(found, key=lambda pair: _gpus(*pair))[:TRIED]
+    return sorted(found, key=lambda pair: _gpus(*pair))
 
 
 def _prefills(asked: Asked, one: Server) -> int:
@@ -250,7 +261,7 @@ def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:
                 rate = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
                 found.append((rate, (prefill, decode, counts)))
     found.sort(key=lambda pair: -pair[0])
-    return [pair for _, pair in found[:TRIED]]
+    return [pair for _, pair in found]
 
 
 def _in_time(asked: Asked, servers: list[Server]) -> list[Server]:

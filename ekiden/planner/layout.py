@@ -160,11 +160,10 @@ def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) ->
     return msgspec.structs.replace(matrix, copies=copies, **sizes)
 
 
-def same_part(geometry: Geometry, layout: Layout, rank: int) -> tuple[int, int, int]:
+def same_part(experts: int, layout: Layout, rank: int) -> tuple[int, int, int]:
     """A key that ranks of a stage share which hold parts of the same sizes."""
     cut = layout.expert_tp
-    experts = even_part(geometry.experts, layout.ep, rank // cut % layout.ep)
-    return rank % layout.tp, rank % cut, experts
+    return rank % layout.tp, rank % cut, even_part(experts, layout.ep, rank // cut % layout.ep)
 
 
 def _part(matrix: Matrix, attention: AnyAttention, length: int, tp: int, tp_rank: int) -> int:

@@ -196,15 +196,16 @@ def steady(
     experts that nobody else did, so a climb from an empty one may pass the point by.
     """
     dp = stepper.replica.layout.dp
+    context, output = work.context, work.output
 
     def at(running: float) -> Mean:
         costs = (0.0,) * len(work.kinds)
         if prompts:
             costs = prompt_costs(stepper, work, running / dp)
         load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
-        alone = stepper.decode(max(running, 1.0), work.context).total
+        alone = stepper.decode(max(running, 1.0), context).total
         tpot = alone / (1 - load) if load < 1 else math.inf
-        wanted = rate * work.output * tpot
+        wanted = rate * output * tpot
         return Mean(running=wanted, alone=alone, tpot=tpot, costs=costs, load=load)
 
     found = at(most)
@@ -226,9 +227,8 @@ def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[floa
     """Seconds that a prompt of each kind adds to the steps of a DP group that decodes
     ``running``."""
     fresh = [(kind, work.fresh(kind)) for kind in work.kinds]
-    return tuple(
-        stepper.added(new, kind.prompt - new, running, work.context) for kind, new in fresh
-    )
+    context = work.context
+    return tuple(stepper.added(new, kind.prompt - new, running, context) for kind, new in fresh)
 
 
 def _tpot(

@@ -93,6 +93,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Of all of its experts."""
     expert_token: float
     overhead: float
+    opening: float
+    """Of its messages, of no tokens."""
+    message: float
+    """The same, for each token of a rank."""
+
+
+MANY = 1e6
+"""Tokens at which the time of messages, linear beyond its latency, is taken."""
 
 
 class Stepper:
@@ -106,10 +114,11 @@ class Stepper:
         self.works = stage_works(replica)
         self._kv_rate = devices.gpu.bandwidth_gbps * GIGA * calibration.kv_share
         self._score_rate = devices.gpu.bf16_tflops * TERA * calibration.attention_share
-        self._paces = [(self._pace(work), count) for work, count in Counter(self.works).items()]
         self._routing = routing(replica.geometry)
         self._sent_bytes = dispatch_bytes(devices.gpu, replica.weights)
+        self._paces = [(self._pace(work), count) for work, count in Counter(self.works).items()]
         self._prompts: dict[tuple[float, float], Split] = {}
+        self._decoding: tuple[Batch, list[tuple[Split, int]]] = (Batch(), [])
 
     def _pace(self, work: StageWork) -> Pace:
         told, gpu = self.told, self.devices.gpu
@@ -118,6 +127,7 @@ class Stepper:
         if peak := small_tflops(gpu, self.replica.weights):
             small = peak * TERA * told.small_share
         uneven = told.balance if self.replica.layout.ep > 1 else 1.0
+        opening = self._messages(work, 0.0)
         return Pace(
             work=work,
             reading=(work.dense_bytes + work.head_bytes) / rate,
@@ -126,6 +136,8 @@ class Stepper:
             expert_reading=work.expert_bytes / rate / told.expert_share,
             expert_token=work.expert_flops / small / uneven / told.expert_share,
             overhead=work.layers * told.layer_s + work.sparse_layers * told.expert_s + told.step_s,
+            opening=opening,
+            message=(self._messages(work, MANY) - opening) / MANY,
         )
 
     @cached_property
@@ -197,8 +209,14 @@ class Stepper:
         return tokens / chunk * _slowest(full)
 
     def _stages(self, batch: Batch) -> list[tuple[Split, int]]:
-        """Stages that differ, with how many of each there are."""
-        return [(self._stage(pace, batch), count) for pace, count in self._paces]
+        """Stages that differ, with how many of each there are. The last batch without prompts is
+        kept, since each prompt that may join it is held against it."""
+        if not batch.prefill and self._decoding[0] == batch:
+            return self._decoding[1]
+        found = [(self._stage(pace, batch), count) for pace, count in self._paces]
+        if not batch.prefill:
+            self._decoding = (batch, found)
+        return found
 
     def _pipelined(self, batch: Batch, micro: int) -> Split:
         stages = self._stages(batch)
@@ -252,20 +270,21 @@ class Stepper:
         return found
 
     def _communication(self, pace: Pace, batch: Batch) -> float:
-        """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
-        all-to-alls; and with CP what groups pass round."""
-        layout, work = self.replica.layout, pace.work
-        numbers = self._own(batch) * self.replica.geometry.hidden
-        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
-        time = (2 * work.layers - dealt) * self.links.all_reduce(
-            layout.tp, numbers * ACTIVATION_BYTES
-        )
-        if dealt:
-            time += dealt * self._exchange(numbers / layout.tp)
-        if layout.cp > 1 and batch.prefill:
-            for one in work.scores:
+        """Messages, and with CP what groups pass round."""
+        time = pace.opening + self._own(batch) * pace.message
+        if self.replica.layout.cp > 1 and batch.prefill:
+            for one in pace.work.scores:
                 time += one.layers * self._ring.waits(one, batch.prefill, batch.seen)
         return time
+
+    def _messages(self, work: StageWork, tokens: float) -> float:
+        """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
+        all-to-alls, of ``tokens`` of a rank."""
+        layout, numbers = self.replica.layout, tokens * self.replica.geometry.hidden
+        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
+        reduced = self.links.all_reduce(layout.tp, numbers * ACTIVATION_BYTES)
+        time = (2 * work.layers - dealt) * reduced
+        return time + dealt * self._exchange(numbers / layout.tp) if dealt else time
 
     def _exchange(self, numbers: float) -> float:
         """Of tokens with their experts: there as these multiply them, back in 16 bits."""

@@ -37,11 +37,12 @@ def rank_weights(
     """Bytes of each rank, stage after stage; tied ends are held where used."""
     holding = holding or Holding()
     bounds = stages(geometry, layout.pp, balanced=holding.balanced_stages)
+    experts = geometry.experts
     found: list[int] = []
     for stage in range(layout.pp):
         alike: dict[tuple[int, int, int], int] = {}
         for rank in range(layout.stage_gpus):
-            key = same_part(geometry, layout, rank)
+            key = same_part(experts, layout, rank)
             if key not in alike:
                 alike[key] = _rank(geometry, layout, form, holding, bounds[stage], rank)
             found.append(alike[key])
