@@ -15,6 +15,8 @@ ROUNDS = 30
 """Of the fixed point of batch and time of a token."""
 SETTLED = 1e-3
 """Relative change at which it is taken as found."""
+GUESSED = 2e-2
+"""The same, where it only says how much of KV is left for a cache."""
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +108,8 @@ def _with_cache(
     if not work.sharing:
         return work
     tokens = stepper.tokens
-    guess = steady(stepper, work.cached(replicas * tokens / 2), rate / replicas, most, prompts=True)
+    half = work.cached(replicas * tokens / 2)
+    guess = steady(stepper, half, rate / replicas, most, prompts=True, settled=GUESSED)
     used = tokens if isinstance(guess, str) else guess.running * work.context
     return work.cached(replicas * max(0.0, tokens - used))
 
@@ -186,7 +189,13 @@ def moved(
 
 
 def steady(
-    stepper: Stepper, work: Workload, rate: float, most: float, *, prompts: bool
+    stepper: Stepper,
+    work: Workload,
+    rate: float,
+    most: float,
+    *,
+    prompts: bool,
+    settled: float = SETTLED,
 ) -> Mean | str:
     """Batch and time of a token follow from one another. Else why there is no such batch.
 
@@ -217,7 +226,7 @@ def steady(
     for _ in range(ROUNDS):
         running = found.running if low < found.running < high else (low + high) / 2
         found = at(running)
-        if abs(found.running - running) <= SETTLED * running:
+        if abs(found.running - running) <= settled * running:
             break
         low, high = (running, high) if found.running > running else (low, running)
     return found

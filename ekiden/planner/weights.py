@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -35,7 +36,13 @@ def rank_weights(
     geometry: Geometry, layout: Layout, form: WeightFormat, holding: Holding | None = None
 ) -> tuple[int, ...]:
     """Bytes of each rank, stage after stage; tied ends are held where used."""
-    holding = holding or Holding()
+    return _rank_weights(geometry, layout, form, holding or Holding())
+
+
+@lru_cache(maxsize=512)
+def _rank_weights(
+    geometry: Geometry, layout: Layout, form: WeightFormat, holding: Holding
+) -> tuple[int, ...]:
     bounds = stages(geometry, layout.pp, balanced=holding.balanced_stages)
     experts = geometry.experts
     found: list[int] = []
