@@ -14,8 +14,8 @@ from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
 from ekiden.planner.precision import KV_BYTES, kv_format
 from ekiden.planner.reasons import figure, gain, lost, milliseconds, misses
-from ekiden.planner.work import busiest
 from ekiden.planner.why_long import long_prompts
+from ekiden.planner.work import busiest
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25

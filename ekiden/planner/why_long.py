@@ -6,6 +6,7 @@ import msgspec
 
 from ekiden.planner.decision import Decision
 from ekiden.planner.evaluate import prompt_servers
+from ekiden.planner.layout import cuts_prompts
 from ekiden.planner.options import AGGREGATED
 from ekiden.planner.reasons import milliseconds
 from ekiden.planner.steps import Stepper
@@ -50,6 +51,11 @@ def _cut(decision: Decision, longest: int) -> str:
 def _not_cut(decision: Decision, longest: int) -> str:
     """What CP would bring to a long prompt, and why it was not chosen."""
     asked, form = decision.asked, decision.chosen.form
+    if not cuts_prompts(asked.geometry):
+        return (
+            "Context parallelism does not go with linear attention, whose layers hand a state from "
+            "each token to the next."
+        )
     now = asked.stepper(decision.chosen.layouts[0], form).prompt(longest).total
     servers = prompt_servers(asked, form)
     if not servers:
@@ -67,6 +73,6 @@ def _not_cut(decision: Decision, longest: int) -> str:
         )
     met = "the objectives are met without" if decision.met else "it does not meet them either"
     return (
-        f"Context parallelism, which cuts a prompt over the GPUs of a prefill pool, would take "
+        "Context parallelism, which cuts a prompt over the GPUs of a prefill pool, would take "
         f"{takes}; {met}."
     )

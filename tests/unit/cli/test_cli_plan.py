@@ -68,9 +68,7 @@ def test_the_data_have_a_stable_schema(printed):
         *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
         *("measure_first", "deploy", "certainty"),
     ]
-    assert plan["chosen"]["pools"] == [
-        {"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
-    ]
+    assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
     assert all(one["why"] for one in plan["lost"])
     assert {one["weights"] for one in plan["lost"]} == {"bf16", "int8", "int4"}
 

@@ -159,3 +159,60 @@ def long_prompts(card: str, per_host: int, ttft: float, **more) -> Decision:
     work = Workload(name="long", kinds=(Requests(prompt=120_000, output=200),), rate=0.02)
     wanted = Objectives(ttft_p95=ttft, tpot_p95=0.1)
     return decide(msgspec.structs.replace(asked, work=work, objectives=wanted))
+
+
+def said(decision: Decision) -> str:
+    return " ".join(why(decision))
+
+
+def without_cp(monkeypatch, *args, **more) -> Decision:
+    monkeypatch.setattr("ekiden.planner.decision.prompt_servers", lambda asked, form: [])
+    return long_prompts(*args, **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "more"),
+    [(("A6000", 8, 28.5), {}), (("H100", 8, 5.0), {"model": "Llama-3.1-70B", "hosts": 4})],
+)
+def test_r37_cp_wins_over_pcie_and_across_hosts_where_it_keeps_ttft_on_fewer_gpus(
+    monkeypatch, asked, more
+):
+    chosen = long_prompts(*asked, **more).chosen
+    assert chosen.works
+    assert chosen.kind == DISAGGREGATED
+    assert [layout.cp > 1 for layout in chosen.layouts] == [True, False], "decode does without"
+    other = without_cp(monkeypatch, *asked, **more).chosen
+    assert not other.works or other.gpus > chosen.gpus
+
+
+def test_r37_what_cp_brings_is_said_in_seconds_with_and_without():
+    decision = long_prompts("A6000", 8, 30.0)
+    assert "computed in chunks of 4096. Context parallelism cuts each over 2 groups" in said(
+        decision
+    )
+    one, cut = (decision.asked.stepper(Layout(cp=cp), decision.chosen.form) for cp in (1, 2))
+    times = [f"{step.prompt(120_000).total:.2f} s" for step in (cut, one)]
+    assert f"CP2 takes {times[0]} for one" in said(decision)
+    assert f"where TP1 would take {times[1]}" in said(decision)
+    assert "does not serve context parallelism" in blocked(decision, {"llama"})
+
+
+def test_r37_where_tp_is_quicker_cp_loses_and_is_told_by_how_much():
+    decision = long_prompts("H100", 8, 2.0)
+    assert decision.chosen.layouts == (Layout(tp=8),)
+    assert "would not be quicker: 2.16 s on CP4 (4 GPUs), 0% of it communication" in said(decision)
+
+
+def test_cp_that_cannot_be_says_why():
+    assert "has no room here beside a replica" in said(long_prompts("H100", 1, 100.0))
+    linear = long_prompts("H100", 8, 100.0, model="Qwen3-Next-80B-A3B")
+    assert "does not go with linear attention" in said(linear)
+
+
+@pytest.mark.parametrize("rate", [None, 20.0])
+def test_r37_chat_does_without_cp(rate):
+    decision = plan("Llama-3.1-8B", "A6000", 8, rate=rate, smaller=())
+    every = (decision.chosen, *decision.lost)
+    assert all(layout.cp == 1 for one in every for layout in one.layouts)
+    assert "ontext parallelism" not in said(decision)
+    assert option(decision, Layout()).works

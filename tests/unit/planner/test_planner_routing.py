@@ -33,7 +33,7 @@ def hosts(count: int, per_host: int = 8) -> Devices:
 
 def counted(one: Routing, places: int) -> float:
     """The same as ``reached`` by going through every choice of groups and of experts."""
-    slots = [g for g in range(places * one.groups)]
+    slots = range(places * one.groups)
     size = len(slots) // one.groups
     found, ways = 0, 0
     for groups in combinations(range(one.groups), one.top_groups):
