@@ -44,8 +44,8 @@ def even_split(total: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
 
 def even_part(total: int, parts: int, index: int) -> int:
     """The length of part ``index`` of ``even_split(total, parts)``."""
-    start, stop = even_split(total, parts)[index]
-    return stop - start
+    base, extra = divmod(total, parts)
+    return base + (index < extra)
 
 
 def balanced_split(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:

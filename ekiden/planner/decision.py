@@ -12,7 +12,7 @@ from collections.abc import Collection
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.planner.evaluate import Server, apart, server, together
+from ekiden.planner.evaluate import Server, apart, prompt_servers, server, together
 from ekiden.planner.fit import check_length
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option, layouts
@@ -116,10 +116,22 @@ def computed(asked: Asked, form: WeightFormat) -> list[Option]:
             found.append(bare)
             continue
         found.append(together(asked, one, form))
-        if layout.pp == 1:
-            servers.append(one)
-    two = apart(asked, servers, form) if asked.work.decodes else None
+        servers.append(one)
+    if not asked.work.decodes:
+        return found
+    if servers and not asked.pinned:
+        servers += prompt_servers(asked, form)
+    two = _without_stages(asked, *apart(asked, servers, form))
     return [*found, two] if two else found
+
+
+def _without_stages(asked: Asked, whole: Option | None, staged: Option | None) -> Option | None:
+    """Of two pools, unless those with stages are cheaper, or do where the others don't."""
+    if whole is None or staged is None:
+        return whole or staged
+    if whole.works:
+        return staged if staged.works and is_cheaper(asked, staged, whole) else whole
+    return staged if staged.worst < whole.worst else whole
 
 
 def best(asked: Asked, working: list[Option]) -> Option:

@@ -9,6 +9,7 @@ from ekiden.planner.calibration import Calibration
 from ekiden.planner.hardware import Gpu
 from ekiden.planner.memory import card_of
 from ekiden.planner.profiles import Card
+from ekiden.planner.routing import Routing
 
 NVLINK, PCIE, PEERS = "nvlink", "pcie", "pcie-p2p"
 INTERCONNECTS = ("auto", NVLINK, PCIE, PEERS)
@@ -135,18 +136,33 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
             return told.pcie_rank_s * ranks, rate * told.pcie_peer_share
         return told.pcie_rank_s * ranks, rate * told.pcie_share / ranks
 
-    def all_to_all(self, ranks: int, size: float) -> float:
-        """Each rank sends ``size`` bytes, spread evenly over all: what leaves the host takes the
-        network."""
+    def all_to_all(self, ranks: int, size: float, routing: Routing) -> float:
+        """Each rank sends ``size`` bytes of tokens to the ranks that have their experts, or gets
+        as many sums of their results back.
+
+        A token crosses the network once for each host that has one of its experts, and is passed
+        on inside once to each rank that has (DeepSeek-V3, arXiv:2412.19437 section 3.2). Both go on
+        at once, so the slower link decides.
+        """
         if ranks <= 1:
             return 0.0
         inside = min(ranks, self.devices.per_host)
+        hosts = -(-ranks // inside)
         latency, rate = self._local(inside) if inside > 1 else (0.0, float("inf"))
-        outward = size * (ranks - inside) / ranks
-        local = latency + size * (inside - 1) / ranks / rate
-        if ranks == inside:
-            return local
-        return max(local, self.calibration.network_s + outward / self.network)
+        passed = routing.reached(ranks) * (inside - 1) / inside * size
+        if hosts == 1:
+            return latency + passed / rate
+        outward = routing.reached(hosts) * (hosts - 1) / hosts * size
+        latency += self.calibration.network_s
+        return latency + max(passed / rate, outward / self.network)
+
+    def ring(self, ranks: int) -> tuple[float, float]:
+        """Latency of a message to the next group of a ring, and bytes/s of a rank, where all
+        ``ranks`` of the groups send at once; the slowest hop sets the pace."""
+        _, rate = self._local(min(ranks, self.devices.per_host))
+        if ranks > self.devices.per_host:
+            return self.calibration.network_s, min(rate, self.network)
+        return self._local(2)[0], rate
 
     def hop(self, size: float, *, crosses_hosts: bool) -> float:
         """One message from a stage to the next."""

@@ -16,12 +16,21 @@ from ekiden.planner.options import (
     Asked,
     Option,
     places,
+    prompt_layouts,
     why_not,
 )
 from ekiden.planner.precision import WeightFormat
-from ekiden.planner.serving import Latency, aggregated, disaggregated, prompt_costs
+from ekiden.planner.queueing import Queue
+from ekiden.planner.serving import (
+    Latency,
+    aggregated,
+    disaggregated,
+    first_tokens,
+    in_time,
+    moved,
+    prompt_costs,
+)
 from ekiden.planner.steps import Stepper
-from ekiden.planner.workload import Objectives
 
 HALVINGS = 12
 """Of the search for the most requests a second: to one part in 4,096 of its range."""
@@ -38,17 +47,18 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas for which there is room."""
     fewest: int
     """Replicas that hold the requests of full length which were asked for."""
-    ceiling: float
-    """Requests a second of one replica with no time left."""
     prompts: float
-    """The same, if it computes prompts only."""
-    tokens: float
-    """The same, if it decodes only."""
+    """Requests a second of one replica that computes prompts only."""
+    ceiling: float = 0.0
+    """Of one that does both, with no time left; 0: it does not decode."""
+    tokens: float = 0.0
+    """Of one that decodes only."""
 
 
 def server(asked: Asked, stepper: Stepper) -> Server | str:
     """The replica, or in one sentence why it cannot be."""
-    most = places(asked.devices, stepper.replica.layout)
+    layout = stepper.replica.layout
+    most = places(asked.devices, layout)
     if (left := most - asked.spare) < 1:
         return (
             f"with --spare-replicas {asked.spare} it takes {asked.spare + 1} replicas, and there "
@@ -56,21 +66,34 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
         )
     if reason := why_not(stepper, -(-asked.sequences // left)):
         return reason
-    work, dp = asked.work, stepper.replica.layout.dp
-    held = room(stepper, work.context)
-    full = work.output * stepper.decode(held, work.context).total / held if work.decodes else 0.0
+    work, dp = asked.work, layout.dp
     shares = [kind.share for kind in work.kinds]
     fresh = [(work.fresh(kind), kind.prompt) for kind in work.kinds]
     alone = sum(map(mul, shares, [stepper.busy(new, all_ - new) for new, all_ in fresh])) / dp
-    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp if full else alone
-    return Server(
+    found = Server(
         stepper=stepper,
         most=most,
         fewest=-(-asked.sequences * stepper.memory.limits.max_model_len // stepper.tokens),
-        ceiling=1 / (added + full),
         prompts=1 / alone,
-        tokens=1 / full if full else math.inf,
     )
+    if layout.cp > 1:
+        return found
+    if not work.decodes:
+        return msgspec.structs.replace(found, ceiling=found.prompts)
+    held = room(stepper, work.context)
+    full = work.output * stepper.decode(held, work.context).total / held
+    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp
+    return msgspec.structs.replace(found, ceiling=1 / (added + full), tokens=1 / full)
+
+
+def prompt_servers(asked: Asked, form: WeightFormat) -> list[Server]:
+    """Replicas that cut prompts over CP groups, for prefill alone: in decode every group would wait
+    for the others' part of each context, layer by layer and token by token."""
+    found = (
+        server(asked, asked.stepper(layout, form))
+        for layout in prompt_layouts(asked.geometry, asked.devices)
+    )
+    return [one for one in found if isinstance(one, Server)]
 
 
 def together(asked: Asked, one: Server, form: WeightFormat) -> Option:
@@ -151,14 +174,30 @@ def highest(works: Callable[[float], bool], ceiling: float) -> float:
     return low
 
 
-def apart(asked: Asked, servers: list[Server], form: WeightFormat) -> Option | None:
-    """The best of two pools: any layout for prefill, any for decode. None: not two fit.
+Pair = tuple[Server, Server, tuple[int, int]]
+TRIED = 6
+"""Pairs of layouts that are computed in full; the estimate orders them."""
+
+
+def apart(
+    asked: Asked, servers: list[Server], form: WeightFormat
+) -> tuple[Option | None, Option | None]:
+    """The best of two pools, any layout for prefill and any for decode: without stages, and with
+    them in one at least. None: not two fit.
 
     Prefill alone decides TTFT and decode alone TPOT, so each pool is sized by itself.
     """
     pairs = _for_rate(asked, servers) if asked.work.rate is not None else _for_most(asked, servers)
+    staged = [any(one.stepper.replica.layout.pp > 1 for one in pair[:2]) for pair in pairs]
+    return (
+        _best(asked, form, [p for p, there in zip(pairs, staged, strict=True) if not there]),
+        _best(asked, form, [p for p, there in zip(pairs, staged, strict=True) if there]),
+    )
+
+
+def _best(asked: Asked, form: WeightFormat, pairs: list[Pair]) -> Option | None:
     best: Option | None = None
-    for prefill, decode, counts in pairs:
+    for prefill, decode, counts in pairs[:TRIED]:
         bare = Option(
             kind=DISAGGREGATED,
             form=form,
@@ -169,11 +208,6 @@ def apart(asked: Asked, servers: list[Server], form: WeightFormat) -> Option | N
         if best is None or _better(found, best):
             best = found
     return best
-
-
-Pair = tuple[Server, Server, tuple[int, int]]
-TRIED = 6
-"""Pairs of layouts that are computed in full; the estimate orders them."""
 
 
 def _computed(
@@ -200,53 +234,77 @@ def _better(one: Option, other: Option) -> bool:
     )
 
 
-def _part(objectives: Objectives, what: str) -> Objectives:
-    """Those of TTFT alone, or of TPOT alone."""
-    other = "tpot" if what == "ttft" else "ttft"
-    return msgspec.structs.replace(objectives, **{f"{other}_p{q}": None for q in (50, 95, 99)})
-
-
 def _for_rate(asked: Asked, servers: list[Server]) -> list[Pair]:
-    rate = asked.work.rate or 0.0
-    wanted = _part(asked.objectives, "ttft")
-    prefills = [(s, _pool(asked, s, rate, wanted, s.prompts, prefill=True)) for s in servers]
-    wanted = _part(asked.objectives, "tpot")
-    decodes = [(s, _pool(asked, s, rate, wanted, s.tokens, prefill=False)) for s in servers]
+    prefills = [(s, _prefills(asked, s)) for s in servers]
+    decodes = [(s, _decodes(asked, s)) for s in servers if s.tokens]
     found = [
         (p, d, (np + asked.spare, nd + asked.spare))
         for p, np in prefills
         for d, nd in decodes
         if np and nd and _fits(asked, p, d, (np + asked.spare, nd + asked.spare))
     ]
-    return sorted(found, key=lambda pair: _gpus(*pair))[:TRIED]
+    return sorted(found, key=lambda pair: _gpus(*pair))
 
 
-def _pool(
-    asked: Asked, one: Server, rate: float, wanted: Objectives, alone: float, *, prefill: bool
-) -> int:
-    """Replicas that one pool takes, with the other so large that it does not matter."""
+def _prefills(asked: Asked, one: Server) -> int:
+    """Replicas that keep TTFT and send their KV in time to a decode pool of any size; 0: none."""
+    rate, work, stepper = asked.work.rate or 0.0, asked.work, one.stepper
 
     def works(count: int) -> bool:
-        pools = (count, one.most * 64) if prefill else (one.most * 64, count)
-        found = disaggregated(one.stepper, one.stepper, asked.work, rate, pools)
+        fresh = work.cached(count * stepper.tokens)
+        _, link_load = moved(stepper, stepper, fresh, rate, (count, one.most * PLENTY))
+        queue = first_tokens(stepper, work, rate, count)
+        return link_load < 1 and in_time(queue, asked.objectives)
+
+    return least(works, math.ceil(rate / one.prompts), one.most - asked.spare)
+
+
+def _decodes(asked: Asked, one: Server) -> int:
+    """Replicas that keep TPOT behind a prefill pool of any size; 0: none."""
+    rate, work, stepper = asked.work.rate or 0.0, asked.work, one.stepper
+    wanted = msgspec.structs.replace(asked.objectives, ttft_p50=None, ttft_p95=None, ttft_p99=None)
+
+    def works(count: int) -> bool:
+        found = disaggregated(stepper, stepper, work, rate, (one.most * PLENTY, count))
         return not found.missed(wanted)
 
-    fewest = 1 if prefill else one.fewest
-    return least(works, max(fewest, math.ceil(rate / alone)), one.most - asked.spare)
+    return least(works, max(one.fewest, math.ceil(rate / one.tokens)), one.most - asked.spare)
+
+
+PLENTY = 64
+"""Times the replicas for which there is room: a pool for which the other never waits."""
 
 
 def _for_most(asked: Asked, servers: list[Server]) -> list[Pair]:
     """All the GPUs, in the proportion in which neither pool waits for the other."""
     found: list[tuple[float, Pair]] = []
-    for prefill in servers:
-        for decode in servers:
+    for prefill in _in_time(asked, servers):
+        for decode in (one for one in servers if one.tokens):
             for used in _shares(asked, prefill, decode):
                 counts = (used[0] + asked.spare, used[1] + asked.spare)
                 if used[1] >= decode.fewest and _fits(asked, prefill, decode, counts):
                     rate = min(used[0] * prefill.prompts, used[1] * decode.tokens)
                     found.append((rate, (prefill, decode, counts)))
     found.sort(key=lambda pair: -pair[0])
-    return [pair for _, pair in found[:TRIED]]
+    return [pair for _, pair in found]
+
+
+def _in_time(asked: Asked, servers: list[Server]) -> list[Server]:
+    """With the prompts that each computes within the objective of TTFT, if there is room for no
+    other pool; as they are where none keeps it."""
+    found = []
+    for one in servers:
+        replicas = one.most - asked.spare
+        queue = first_tokens(one.stepper, asked.work, 1.0, replicas)
+
+        def works(rate: float, queue: Queue = queue) -> bool:
+            return in_time(msgspec.structs.replace(queue, rate=rate), asked.objectives)
+
+        ceiling = one.prompts * replicas
+        if works(QUIET * ceiling):
+            prompts = highest(works, ceiling) / replicas
+            found.append(msgspec.structs.replace(one, prompts=prompts))
+    return found or servers
 
 
 def _shares(asked: Asked, prefill: Server, decode: Server) -> Iterator[tuple[int, int]]:

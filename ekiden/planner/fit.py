@@ -110,7 +110,7 @@ def fits(replica: Replica, sequences: int = 1) -> bool:
 
 def _need(rank: RankSum, found: Memory, sequences: int) -> int:
     limits, block = found.limits, found.block_size
-    length = -(-limits.max_model_len // block) * block
+    length = -(-limits.max_model_len // (found.cp * block)) * block
     return -(-sequences // found.dp) * rank.shape.sequence_bytes(length, limits.chunk)
 
 

@@ -44,6 +44,8 @@ def blocked(asked: Asked, option: Option, served: Collection[str]) -> str:
         )
     if any(one.dp > 1 or one.ep > 1 for one in option.layouts):
         return "ekiden has no options for EP and attention-DP yet: the plan is arithmetic"
+    if any(one.cp > 1 for one in option.layouts):
+        return "ekiden does not serve context parallelism (CP) yet: the plan is arithmetic"
     if any(one.gpus > asked.devices.per_host for one in option.layouts):
         return "ekiden does not place one replica on several hosts yet: the plan is arithmetic"
     if widened(gpu := asked.devices.gpu, option.form):

@@ -64,7 +64,7 @@ def rank_kv(
     scale_bytes: int = 0,
     balanced: bool = True,
 ) -> tuple[RankKv, ...]:
-    """Of each rank, in order pp_rank * (tp * dp) + rank.
+    """Of each rank, stage after stage. With CP a rank keeps a part of the tokens, not of a token.
 
     ``dtype`` is a key of ``KV_BYTES``; ``scale_bytes`` lie behind the key and behind the value of
     each token and head in a cache of single bytes.
@@ -76,7 +76,7 @@ def rank_kv(
             _rank(geometry, layout.tp, rank, bounds, KV_BYTES[dtype], scales)
             for rank in range(layout.tp)
         ]
-        found += group * layout.dp
+        found += group * (layout.dp * layout.cp)
     return tuple(found)
 
 

@@ -10,11 +10,12 @@ from ekiden.core.errors import SetupError
 from ekiden.parallel.split import balanced_split, even_part, even_split, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.matrices import HEADS, KV_HEADS, WHOLE, Matrix
-from ekiden.planner.parts import AnyAttention, Attention
+from ekiden.planner.parts import AnyAttention, Attention, LinearAttention
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica: TP x PP ranks; with attention-DP, dp groups of TP that share experts by EP.
+    """One replica: TP x PP ranks; with attention-DP, dp groups of TP that share experts by EP;
+    with context parallelism, cp groups of TP that each have all weights and a part of each prompt.
 
     Experts are dealt whole over ``ep`` ranks. With ep < tp the tp/ep ranks that have the same
     experts cut each of them; with ep > tp the experts are dealt over several DP groups.
@@ -24,10 +25,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    cp: int = 1
+
+    @property
+    def stage_gpus(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.tp * self.dp * self.cp
 
     @property
     def gpus(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.stage_gpus * self.pp
 
     @property
     def expert_tp(self) -> int:
@@ -35,7 +42,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp if self.ep == 1 else max(1, self.tp // self.ep)
 
     def __str__(self) -> str:
-        sizes = zip(("TP", "PP", "DP", "EP"), msgspec.structs.astuple(self), strict=True)
+        sizes = zip(("TP", "PP", "DP", "EP", "CP"), msgspec.structs.astuple(self), strict=True)
         return " x ".join(f"{name}{size}" for name, size in sizes if size > 1) or "TP1"
 
 
@@ -45,7 +52,7 @@ def check_layout(geometry: Geometry, layout: Layout, *, tp_divides: bool = False
     Raises:
         SetupError: names the size, its value and the nearest that work.
     """
-    for name in ("tp", "pp", "dp", "ep"):
+    for name in ("tp", "pp", "dp", "ep", "cp"):
         if (size := getattr(layout, name)) < 1:
             raise SetupError(f"{name} {size} is not a number of GPUs: choose 1 or more")
     heads = geometry.heads
@@ -67,6 +74,27 @@ def check_layout(geometry: Geometry, layout: Layout, *, tp_divides: bool = False
             f"choose 1 to {len(geometry.layers)}"
         )
     _check_experts(geometry, layout)
+    _check_context(geometry, layout)
+
+
+def _check_context(geometry: Geometry, layout: Layout) -> None:
+    if layout.cp == 1:
+        return
+    if layout.dp > 1:
+        raise SetupError(
+            f"CP {layout.cp} does not go with DP {layout.dp}: CP cuts one prompt over groups of "
+            "ranks, and with attention-DP each group has prompts of its own: choose 1 of either"
+        )
+    if not cuts_prompts(geometry):
+        raise SetupError(
+            f"CP {layout.cp} cuts a prompt, and layers of {geometry.name} with linear attention "
+            "hand a state from each token to the next: choose 1"
+        )
+
+
+def cuts_prompts(geometry: Geometry) -> bool:
+    """Whether the parts of a prompt can be computed side by side, as CP does."""
+    return not any(isinstance(layer.attention, LinearAttention) for layer in geometry.kinds)
 
 
 def _check_experts(geometry: Geometry, layout: Layout) -> None:
@@ -114,7 +142,7 @@ def _balanced(geometry: Geometry, pp: int) -> list[tuple[int, int]]:
 
 
 def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) -> Matrix:
-    """What of ``matrix`` lies on a rank; ``rank`` counts within the tp x dp ranks of a stage.
+    """What of ``matrix`` lies on a rank; ``rank`` counts within the ranks of a stage.
 
     The attention of the layer says how heads are dealt. Ranks that replicate a KV head each have
     all of it.
@@ -132,11 +160,10 @@ def local(matrix: Matrix, attention: AnyAttention, layout: Layout, rank: int) ->
     return msgspec.structs.replace(matrix, copies=copies, **sizes)
 
 
-def same_part(geometry: Geometry, layout: Layout, rank: int) -> tuple[int, int, int]:
+def same_part(experts: int, layout: Layout, rank: int) -> tuple[int, int, int]:
     """A key that ranks of a stage share which hold parts of the same sizes."""
     cut = layout.expert_tp
-    experts = even_part(geometry.experts, layout.ep, rank // cut % layout.ep)
-    return rank % layout.tp, rank % cut, experts
+    return rank % layout.tp, rank % cut, even_part(experts, layout.ep, rank // cut % layout.ep)
 
 
 def _part(matrix: Matrix, attention: AnyAttention, length: int, tp: int, tp_rank: int) -> int:

@@ -65,12 +65,13 @@ class RankSum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a replica's ranks, in order pp_rank * (tp * dp) + rank."""
+    """The sums of a replica's ranks, stage after stage."""
 
     ranks: tuple[RankSum, ...]
     limits: Resolved
     block_size: int
     dp: int
+    cp: int = 1
 
     @property
     def tightest(self) -> int:
@@ -82,22 +83,21 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> int:
         """Tokens of KV of the replica for sequences of max_model_len: the tightest rank decides,
-        and each DP group has its own."""
-        return self.dp * self._tokens(self.ranks[self.tightest])
+        each DP group has its own, and each CP group a part of every sequence."""
+        return self.dp * self.cp * self._tokens(self.ranks[self.tightest])
 
     @property
     def pool_tokens(self) -> int:
         """The same as engines log it, as if every layer kept every token."""
-        return self.dp * min(
+        return (self.dp * self.cp) * min(
             max(0, rank.kv) // (token * self.block_size) * self.block_size if token else 0
             for rank, token in ((rank, rank.shape.token_bytes) for rank in self.ranks)
         )
 
     def _tokens(self, rank: RankSum) -> int:
         limits = self.limits
-        return rank.shape.tokens(
-            rank.kv, limits.max_model_len, chunk=limits.chunk, block=self.block_size
-        )
+        length = -(-limits.max_model_len // self.cp)
+        return rank.shape.tokens(rank.kv, length, chunk=limits.chunk, block=self.block_size)
 
 
 def memory(replica: Replica) -> Memory:
@@ -126,11 +126,17 @@ def memory(replica: Replica) -> Memory:
     peaks: dict[tuple[int, bool], Peak] = {}
     ranks = []
     for index in range(layout.gpus):
-        key = index % layout.tp, index // (layout.tp * layout.dp) == layout.pp - 1
+        key = index % layout.tp, index // layout.stage_gpus == layout.pp - 1
         if key not in peaks:
             peaks[key] = _peak(replica, limits, *key)
         ranks.append(_sum(replica, limits, peaks[key], weights[index], shapes[index]))
-    return Memory(ranks=tuple(ranks), limits=limits, block_size=profile.block_size, dp=layout.dp)
+    return Memory(
+        ranks=tuple(ranks),
+        limits=limits,
+        block_size=profile.block_size,
+        dp=layout.dp,
+        cp=layout.cp,
+    )
 
 
 def _peak(replica: Replica, limits: Resolved, tp_rank: int, last: bool) -> Peak:
@@ -157,10 +163,18 @@ def _sum(replica: Replica, limits: Resolved, peak: Peak, weights: int, shape: Ra
         activations=peak.activations,
         sampler=peak.sampler,
         context=profile.context,
-        communication=links if layout.gpus > 1 else 0,
+        communication=(links if layout.gpus > 1 else 0) + _ring_bytes(shape, limits, layout.cp),
         graphs=profile.graphs,
         shape=shape,
     )
+
+
+def _ring_bytes(shape: RankKv, limits: Resolved, cp: int) -> int:
+    """What a rank computes with and what arrives meanwhile: one layer's KV of a part of the longest
+    sequence, twice."""
+    if cp == 1:
+        return 0
+    return 2 * -(-limits.max_model_len // cp) * max(kind.token_bytes for kind in shape.kinds)
 
 
 def card_of(gpu: Gpu) -> Card:

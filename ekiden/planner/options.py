@@ -11,7 +11,7 @@ from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.hardware import Gpu
-from ekiden.planner.layout import Layout
+from ekiden.planner.layout import Layout, cuts_prompts
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, show
 from ekiden.planner.precision import WeightFormat, weight_format
@@ -23,6 +23,8 @@ from ekiden.planner.workload import Objectives, Workload
 AGGREGATED, DISAGGREGATED = "aggregated", "disaggregated"
 MOST_STAGES = 8
 """Beyond it a pipeline is not considered: the bubble, and stages of a few layers."""
+MOST_GROUPS = 16
+"""Of CP: as many as have been published for inference (arXiv:2411.01783)."""
 
 
 USUAL_SEQUENCES, MORE_SEQUENCES, FEWER_SEQUENCES = 256, (512, 1024), (128, 64)
@@ -179,27 +181,46 @@ def _has(gpu: Gpu, form: WeightFormat) -> bool:
 
 
 def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
-    """Those worth a look, fewest GPUs first: powers of two, TP up to twice a host, PP, and for
-    models with experts EP within TP or with attention-DP."""
-    found = {Layout(tp=tp, pp=pp) for tp in _powers(devices.gpus) for pp in _powers(MOST_STAGES)}
+    """Those worth a look, fewest GPUs first: TP up to twice a host, stages, and for models with
+    experts EP within TP or with attention-DP. Sizes are powers of two, and what divides the GPUs
+    of a host, the hosts, or what TP leaves."""
+    hosts, per_host = devices.hosts, devices.per_host
+    found = {
+        Layout(tp=tp, pp=pp)
+        for tp in _sizes(2 * per_host, 2 * per_host)
+        for pp in _sizes(MOST_STAGES, per_host, hosts)
+    }
     if geometry.experts:
-        for tp in _powers(devices.per_host):
-            for dp in _powers(devices.gpus // tp):
-                if tp * dp > 1 and tp * dp <= geometry.experts:
+        for tp in _sizes(per_host, per_host):
+            for dp in _sizes(devices.gpus // tp, devices.gpus // tp):
+                if 1 < tp * dp <= geometry.experts:
                     found.add(Layout(tp=tp, dp=dp, ep=tp * dp))
-    if devices.per_host <= geometry.heads:
-        found.add(Layout(tp=devices.per_host))
     for one in sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp)):
-        wide = one.tp <= 2 * devices.per_host and one.tp <= geometry.heads
-        if wide and one.gpus <= devices.gpus and one.pp <= len(geometry.layers):
+        wide = one.tp <= geometry.heads and one.pp <= len(geometry.layers)
+        if wide and one.gpus <= devices.gpus:
             yield one
 
 
-def _powers(most: int) -> list[int]:
-    found = [1]
-    while found[-1] * 2 <= most:
-        found.append(found[-1] * 2)
-    return found
+def prompt_layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
+    """Those of a prefill pool that cuts a prompt over CP groups, each of TP within a host, and
+    leaves GPUs for a decode pool; fewest GPUs first."""
+    if not cuts_prompts(geometry):
+        return
+    per_host = devices.per_host
+    found = [
+        Layout(tp=tp, cp=cp)
+        for tp in _sizes(min(per_host, geometry.heads), per_host)
+        for cp in _sizes(MOST_GROUPS, per_host // tp, devices.hosts)
+        if cp > 1 and tp * cp < devices.gpus
+    ]
+    yield from sorted(found, key=lambda one: (one.gpus, one.tp))
+
+
+def _sizes(most: int, *wholes: int) -> list[int]:
+    """Powers of two, and what divides one of ``wholes``, up to ``most``."""
+    powers = {1 << power for power in range(most.bit_length())}
+    divisors = {size for size in range(1, most + 1) for whole in wholes if whole % size == 0}
+    return sorted(size for size in powers | divisors if size <= most)
 
 
 def places(devices: Devices, layout: Layout) -> int:

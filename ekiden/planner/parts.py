@@ -171,6 +171,10 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     """Of experts and router."""
     correction_bias: bool = False
     """A bias of the router that only balances load (DeepSeek-V3, arXiv:2412.19437)."""
+    groups: int = 1
+    """Of experts that lie together, of which a token reaches at most ``top_groups`` (node-limited
+    routing, arXiv:2412.19437 section 2.1.2)."""
+    top_groups: int = 1
 
     def matrices(self, hidden: int) -> list[Matrix]:
         found = [whole("router", "router", self.experts, hidden)]

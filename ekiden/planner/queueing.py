@@ -60,29 +60,22 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds within which that share of all requests has waited and had its latency."""
         if self.load >= 1:
             return math.inf
-        waits, tail = self.waits, self.tail
-        low = min(s.latency for s in self.services)
-        high = max(s.latency for s in self.services)
-        high += tail * math.log(1 / (1 - share)) if tail else 0.0
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self._within(middle, waits, tail) < share:
-                low = middle
-            else:
-                high = middle
-        return high
-
-    def _within(self, limit: float, waits: float, tail: float) -> float:
-        found = 0.0
-        for service in self.services:
-            left = limit - service.latency
-            if left >= 0:
-                late = waits * math.exp(-left / tail) if tail > 0 else 0.0
-                found += service.share * (1 - late)
+        tail = self.tail
+        waits = self.waits if tail else 0.0
+        ordered = sorted((s.latency, s.share) for s in self.services)
+        ends = [latency for latency, _ in ordered[1:]]
+        asked = late = found = 0.0
+        for (latency, part), end in zip(ordered, [*ends, math.inf], strict=True):
+            # Of those whose latency is over by now, ``late`` still waited when it was.
+            late = late * math.exp((found - latency) / tail) if tail else 0.0
+            asked, late, found = asked + part, late + part * waits, latency
+            if asked - late >= share:
+                return latency
+            if tail and asked > share:
+                when = latency + tail * math.log(late / (asked - share))
+                if when < end:
+                    return when
         return found
-
-
-_HALVINGS = 30
 
 
 EXACT_SERVERS = 128

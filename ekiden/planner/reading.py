@@ -106,6 +106,7 @@ def _mlp(family: Family, fields: Sizes, layer: int) -> Mlp | Moe:
                 f"{fields.file}: {_TOP_K} {top_k} is more than the {experts} of "
                 f"{family.experts_field}: choose 1 to {experts}"
             )
+        groups, top_groups = _groups(fields, experts)
         return Moe(
             experts=experts,
             top_k=top_k,
@@ -114,6 +115,8 @@ def _mlp(family: Family, fields: Sizes, layer: int) -> Mlp | Moe:
             shared_gate=family.shared_gate,
             bias=family.expert_bias,
             correction_bias=family.correction_bias,
+            groups=groups,
+            top_groups=top_groups,
         )
     name = family.dense_inner_field if family.experts_field else family.inner_field
     return Mlp(
@@ -121,6 +124,22 @@ def _mlp(family: Family, fields: Sizes, layer: int) -> Mlp | Moe:
         gated=family.gated,
         bias=family.mlp_bias or fields.flag("mlp_bias"),
     )
+
+
+def _groups(fields: Sizes, experts: int) -> tuple[int, int]:
+    """Of experts, and how many of them a token may reach; (1, 1): any expert anywhere."""
+    groups = fields.positive("n_group", 1)
+    if experts % groups:
+        raise SetupError(
+            f"{fields.file}: {experts} experts do not divide into the {groups} groups of n_group"
+        )
+    reached = fields.positive("topk_group", groups)
+    if reached > groups:
+        raise SetupError(
+            f"{fields.file}: topk_group {reached} is more than the {groups} of n_group: choose 1 "
+            f"to {groups}"
+        )
+    return groups, reached
 
 
 def _shared_inner(family: Family, fields: Sizes, inner: int) -> int:

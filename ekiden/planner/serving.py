@@ -15,6 +15,8 @@ ROUNDS = 30
 """Of the fixed point of batch and time of a token."""
 SETTLED = 1e-3
 """Relative change at which it is taken as found."""
+GUESSED = 2e-2
+"""The same, where it only says how much of KV is left for a cache."""
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,27 +105,14 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
 def _prompts_only(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
     """Where every answer is the one token that its prompt gives: there is no TPOT, which stays 0,
     and nothing is decoded."""
-    work, most = work.cached(replicas * stepper.tokens), room(stepper, work.context)
-    queue = _prefill_queue(stepper, work, rate, replicas)
+    most, queue = room(stepper, work.context), first_tokens(stepper, work, rate, replicas)
+    work = work.cached(replicas * stepper.tokens)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=queue.load, limit=TOO_MANY_PROMPTS)
     p50, p95, p99 = (queue.quantile(q / 100) for q in NORMAL)
     none = {"tpot_p50": 0.0, "tpot_p95": 0.0, "tpot_p99": 0.0}
     found = Latency(ttft_p50=p50, ttft_p95=p95, ttft_p99=p99, most=most, prefill_load=queue.load)
     return msgspec.structs.replace(found, **none, prefill=_mean_prompt(stepper, work))
-
-
-def _prefill_queue(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Queue:
-    """Of ``replicas`` that only compute prompts."""
-    services = tuple(
-        Service(
-            share=kind.share,
-            busy=stepper.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
-            latency=_first_token(stepper, work, kind),
-        )
-        for kind in work.kinds
-    )
-    return Queue(servers=replicas * stepper.replica.layout.dp, rate=rate, services=services)
 
 
 def _with_cache(
@@ -134,7 +123,8 @@ def _with_cache(
     if not work.sharing:
         return work
     tokens = stepper.tokens
-    guess = steady(stepper, work.cached(replicas * tokens / 2), rate / replicas, most, prompts=True)
+    half = work.cached(replicas * tokens / 2)
+    guess = steady(stepper, half, rate / replicas, most, prompts=True, settled=GUESSED)
     used = tokens if isinstance(guess, str) else guess.running * work.context
     return work.cached(replicas * max(0.0, tokens - used))
 
@@ -144,13 +134,36 @@ MOMENTS = 4
 TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
 
 
+def first_tokens(prefill: Stepper, work: Workload, rate: float, replicas: int) -> Queue:
+    """What prompts wait for in a pool that only computes them: the first token does not wait for
+    KV to move."""
+    work = work.cached(replicas * prefill.tokens)
+    services = tuple(
+        Service(
+            share=kind.share,
+            busy=prefill.busy(work.fresh(kind), kind.prompt - work.fresh(kind)),
+            latency=_first_token(prefill, work, kind),
+        )
+        for kind in work.kinds
+    )
+    return Queue(servers=replicas * prefill.replica.layout.dp, rate=rate, services=services)
+
+
+def in_time(queue: Queue, objectives: Objectives) -> bool:
+    """Whether prompts keep the objectives of TTFT."""
+    if queue.load >= 1:
+        return False
+    wanted = ((q, getattr(objectives, f"ttft_p{q}")) for q in NORMAL)
+    return all(most is None or queue.quantile(q / 100) <= most for q, most in wanted)
+
+
 def disaggregated(
     prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
 ) -> Latency:
     """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
     the second does, for what the last chunk leaves to be sent."""
+    queue = first_tokens(prefill, work, rate, pools[0])
     work = work.cached(pools[0] * prefill.tokens)
-    queue = _prefill_queue(prefill, work, rate, pools[0])
     most = room(decode, work.context)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=queue.load, limit="prefill: " + TOO_MANY_PROMPTS)
@@ -184,14 +197,20 @@ def moved(
     tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
     size = sum(work_.kv.sequence_bytes(int(tokens)) for work_ in decode.works)
     size *= decode.replica.layout.tp
-    last = min(tokens, prefill.replica.resolved.chunk) / tokens
+    last = min(tokens, prefill.chunk) / tokens
     seconds = size / (ranks * rate_of_link)
     fewer = min(pools[0] * prefill.replica.layout.gpus, pools[1] * decode.replica.layout.gpus)
     return seconds * last, rate * size / (fewer * rate_of_link)
 
 
 def steady(
-    stepper: Stepper, work: Workload, rate: float, most: float, *, prompts: bool
+    stepper: Stepper,
+    work: Workload,
+    rate: float,
+    most: float,
+    *,
+    prompts: bool,
+    settled: float = SETTLED,
 ) -> Mean | str:
     """Batch and time of a token follow from one another. Else why there is no such batch.
 
@@ -201,15 +220,16 @@ def steady(
     experts that nobody else did, so a climb from an empty one may pass the point by.
     """
     dp = stepper.replica.layout.dp
+    context, output = work.context, work.output
 
     def at(running: float) -> Mean:
         costs = (0.0,) * len(work.kinds)
         if prompts:
             costs = prompt_costs(stepper, work, running / dp)
         load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
-        alone = stepper.decode(max(running, 1.0), work.context).total
+        alone = stepper.decode(max(running, 1.0), context).total
         tpot = alone / (1 - load) if load < 1 else math.inf
-        wanted = rate * work.output * tpot
+        wanted = rate * output * tpot
         return Mean(running=wanted, alone=alone, tpot=tpot, costs=costs, load=load)
 
     found = at(most)
@@ -221,7 +241,7 @@ def steady(
     for _ in range(ROUNDS):
         running = found.running if low < found.running < high else (low + high) / 2
         found = at(running)
-        if abs(found.running - running) <= SETTLED * running:
+        if abs(found.running - running) <= settled * running:
             break
         low, high = (running, high) if found.running > running else (low, running)
     return found
@@ -231,9 +251,8 @@ def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[floa
     """Seconds that a prompt of each kind adds to the steps of a DP group that decodes
     ``running``."""
     fresh = [(kind, work.fresh(kind)) for kind in work.kinds]
-    return tuple(
-        stepper.added(new, kind.prompt - new, running, work.context) for kind, new in fresh
-    )
+    context = work.context
+    return tuple(stepper.added(new, kind.prompt - new, running, context) for kind, new in fresh)
 
 
 def _tpot(

@@ -19,6 +19,8 @@ from ekiden.planner.hardware import Gpu
 from ekiden.planner.memory import Memory, Replica, memory
 from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
+from ekiden.planner.ring import Ring
+from ekiden.planner.routing import routing
 from ekiden.planner.work import StageWork, stage_works
 
 GIGA, TERA = 1e9, 1e12
@@ -35,10 +37,6 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of prompts."""
     seen: float = 0.0
     """Tokens that each of these sees, on average."""
-
-    @property
-    def tokens(self) -> float:
-        return self.decode + self.prefill
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +93,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Of all of its experts."""
     expert_token: float
     overhead: float
+    opening: float
+    """Of its messages, of no tokens."""
+    message: float
+    """The same, for each token of a rank."""
+
+
+MANY = 1e6
+"""Tokens at which the time of messages, linear beyond its latency, is taken."""
 
 
 class Stepper:
@@ -108,9 +114,11 @@ class Stepper:
         self.works = stage_works(replica)
         self._kv_rate = devices.gpu.bandwidth_gbps * GIGA * calibration.kv_share
         self._score_rate = devices.gpu.bf16_tflops * TERA * calibration.attention_share
+        self._routing = routing(replica.geometry)
+        self._sent_bytes = dispatch_bytes(devices.gpu, replica.weights)
         self._paces = [(self._pace(work), count) for work, count in Counter(self.works).items()]
-        self._top_k = max(1.0, self.works[-1].touch * replica.geometry.experts)
         self._prompts: dict[tuple[float, float], Split] = {}
+        self._decoding: tuple[Batch, list[tuple[Split, int]]] = (Batch(), [])
 
     def _pace(self, work: StageWork) -> Pace:
         told, gpu = self.told, self.devices.gpu
@@ -119,6 +127,7 @@ class Stepper:
         if peak := small_tflops(gpu, self.replica.weights):
             small = peak * TERA * told.small_share
         uneven = told.balance if self.replica.layout.ep > 1 else 1.0
+        opening = self._messages(work, 0.0)
         return Pace(
             work=work,
             reading=(work.dense_bytes + work.head_bytes) / rate,
@@ -127,6 +136,8 @@ class Stepper:
             expert_reading=work.expert_bytes / rate / told.expert_share,
             expert_token=work.expert_flops / small / uneven / told.expert_share,
             overhead=work.layers * told.layer_s + work.sparse_layers * told.expert_s + told.step_s,
+            opening=opening,
+            message=(self._messages(work, MANY) - opening) / MANY,
         )
 
     @cached_property
@@ -138,6 +149,11 @@ class Stepper:
     def tokens(self) -> int:
         """Of KV, for which the replica has room."""
         return self.memory.tokens
+
+    @cached_property
+    def chunk(self) -> int:
+        """Tokens of prompts in one step: with CP each group computes as many as a rank may."""
+        return self.replica.resolved.chunk * self.replica.layout.cp
 
     def decode(self, sequences: float, context: float) -> Split:
         """One token for each of ``sequences`` of the replica, ``context`` tokens long.
@@ -167,18 +183,18 @@ class Stepper:
         return self._prompts[tokens, before]
 
     def _prompt(self, tokens: float, before: float) -> Split:
-        chunks = max(1, math.ceil(tokens / self.replica.resolved.chunk))
+        chunks = max(1, math.ceil(tokens / self.chunk))
         one = Batch(prefill=tokens / chunks, seen=before + tokens / 2)
         stages = self._stages(one)
         slowest = max((stage for stage, _ in stages), key=lambda stage: stage.total)
-        return _through(stages) + self._hops(one.tokens) + slowest.times(chunks - 1)
+        return _through(stages) + self._hops(self._own(one)) + slowest.times(chunks - 1)
 
     def added(self, tokens: float, before: float, sequences: float, context: float) -> float:
         """Seconds by which a prompt delays the ``sequences`` that its DP group decodes meanwhile.
 
         Its chunks join steps that run anyway: weights are read once for both.
         """
-        chunks = max(1, math.ceil(tokens / self.replica.resolved.chunk))
+        chunks = max(1, math.ceil(tokens / self.chunk))
         share = sequences / self.replica.layout.pp
         alone = Batch(decode=share, context=context)
         both = msgspec.structs.replace(alone, prefill=tokens / chunks, seen=before + tokens / 2)
@@ -188,23 +204,29 @@ class Stepper:
     def busy(self, tokens: float, before: float = 0.0) -> float:
         """Seconds of the slowest stage for a prompt where nothing is decoded: short prompts share
         a step, long ones take several."""
-        chunk = self.replica.resolved.chunk
+        chunk = self.chunk
         full = self._stages(Batch(prefill=chunk, seen=before + tokens / 2))
         return tokens / chunk * _slowest(full)
 
     def _stages(self, batch: Batch) -> list[tuple[Split, int]]:
-        """Stages that differ, with how many of each there are."""
-        return [(self._stage(pace, batch), count) for pace, count in self._paces]
+        """Stages that differ, with how many of each there are. The last batch without prompts is
+        kept, since each prompt that may join it is held against it."""
+        if not batch.prefill and self._decoding[0] == batch:
+            return self._decoding[1]
+        found = [(self._stage(pace, batch), count) for pace, count in self._paces]
+        if not batch.prefill:
+            self._decoding = (batch, found)
+        return found
 
     def _pipelined(self, batch: Batch, micro: int) -> Split:
         stages = self._stages(batch)
-        through = _through(stages) + self._hops(batch.tokens)
+        through = _through(stages) + self._hops(self._own(batch))
         if self.replica.layout.pp == 1:
             return through
         return through + Split(idle=max(0.0, micro * _slowest(stages) - through.total))
 
     def _hops(self, tokens: float) -> Split:
-        pp, hosted = self.replica.layout.pp, self.replica.layout.tp * self.replica.layout.dp
+        pp, hosted = self.replica.layout.pp, self.replica.layout.stage_gpus
         if pp == 1:
             return Split()
         size = tokens * self.replica.geometry.hidden * ACTIVATION_BYTES / self.replica.layout.tp
@@ -224,10 +246,11 @@ class Stepper:
 
     def _weights(self, pace: Pace, batch: Batch) -> float:
         rows = batch.decode + (1 if batch.prefill else 0)
-        found = max(pace.reading, batch.tokens * pace.token + rows * pace.row)
+        own = self._own(batch)
+        found = max(pace.reading, own * pace.token + rows * pace.row)
         if not pace.work.sparse_layers:
             return found
-        tokens = batch.tokens * self.replica.layout.dp
+        tokens = own * self.replica.layout.dp
         touched = pace.work.touched(tokens)
         return found + max(pace.expert_reading * touched, tokens * pace.expert_token)
 
@@ -243,20 +266,41 @@ class Stepper:
             scores = 0.0
             for one in work.scores:
                 scores += one.layers * one.prefill * one.seen(batch.seen)
-            found += batch.prefill * scores / self._score_rate
+            found += batch.prefill / self.replica.layout.cp * scores / self._score_rate
         return found
 
     def _communication(self, pace: Pace, batch: Batch) -> float:
-        """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
-        all-to-alls."""
-        layout, work = self.replica.layout, pace.work
-        size = batch.tokens * self.replica.geometry.hidden * ACTIVATION_BYTES
-        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
-        time = (2 * work.layers - dealt) * self.links.all_reduce(layout.tp, size)
-        if dealt:
-            sent = size * self._top_k / layout.tp
-            time += 2 * dealt * self.links.all_to_all(layout.ep, sent)
+        """Messages, and with CP what groups pass round."""
+        time = pace.opening + self._own(batch) * pace.message
+        if self.replica.layout.cp > 1 and batch.prefill:
+            for one in pace.work.scores:
+                time += one.layers * self._ring.waits(one, batch.prefill, batch.seen)
         return time
+
+    def _messages(self, work: StageWork, tokens: float) -> float:
+        """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
+        all-to-alls, of ``tokens`` of a rank."""
+        layout, numbers = self.replica.layout, tokens * self.replica.geometry.hidden
+        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
+        reduced = self.links.all_reduce(layout.tp, numbers * ACTIVATION_BYTES)
+        time = (2 * work.layers - dealt) * reduced
+        return time + dealt * self._exchange(numbers / layout.tp) if dealt else time
+
+    def _exchange(self, numbers: float) -> float:
+        """Of tokens with their experts: there as these multiply them, back in 16 bits."""
+        ep, sent = self.replica.layout.ep, numbers * self._sent_bytes
+        there = self.links.all_to_all(ep, sent, self._routing)
+        return there + self.links.all_to_all(ep, numbers * ACTIVATION_BYTES, self._routing)
+
+    @cached_property
+    def _ring(self) -> Ring:
+        layout = self.replica.layout
+        latency, rate = self.links.ring(layout.tp * layout.cp)
+        return Ring(groups=layout.cp, latency=latency, rate=rate, score_rate=self._score_rate)
+
+    def _own(self, batch: Batch) -> float:
+        """Tokens of a step that one rank computes: CP groups share those of prompts."""
+        return batch.decode + batch.prefill / self.replica.layout.cp
 
 
 def _through(stages: list[tuple[Split, int]]) -> Split:
@@ -282,3 +326,15 @@ def small_tflops(gpu: Gpu, form: WeightFormat) -> float | None:
     if form.name == "nvfp4":
         return gpu.fp4_tflops
     return gpu.fp8_tflops if multiplies_small(form) else None
+
+
+SCALED = 128
+"""Numbers of a token that share a float32 scale when they are sent as 8 bits."""
+
+
+def dispatch_bytes(gpu: Gpu, form: WeightFormat) -> float:
+    """Of one number of a token on its way to experts: 8 bits and its part of a scale where these
+    multiply in 8 bits, else 16."""
+    if gpu.fp8_tflops and multiplies_small(form):
+        return 1 + 4 / SCALED
+    return ACTIVATION_BYTES

@@ -116,8 +116,10 @@ def shared(lines: Iterable[Line], blocks: int) -> float:
             hits += 1
         found += min(hits * BLOCK, line.input_length - 1)
         for block in line.hash_ids:
-            kept[block] = None
-            kept.move_to_end(block)
+            if block in kept:
+                kept.move_to_end(block)
+            else:
+                kept[block] = None
         while len(kept) > blocks:
             kept.popitem(last=False)
     return found / total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -34,14 +35,21 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 def rank_weights(
     geometry: Geometry, layout: Layout, form: WeightFormat, holding: Holding | None = None
 ) -> tuple[int, ...]:
-    """Bytes of each rank, in order pp_rank * (tp * dp) + rank; tied ends are held where used."""
-    holding = holding or Holding()
+    """Bytes of each rank, stage after stage; tied ends are held where used."""
+    return _rank_weights(geometry, layout, form, holding or Holding())
+
+
+@lru_cache(maxsize=512)
+def _rank_weights(
+    geometry: Geometry, layout: Layout, form: WeightFormat, holding: Holding
+) -> tuple[int, ...]:
     bounds = stages(geometry, layout.pp, balanced=holding.balanced_stages)
+    experts = geometry.experts
     found: list[int] = []
     for stage in range(layout.pp):
         alike: dict[tuple[int, int, int], int] = {}
-        for rank in range(layout.tp * layout.dp):
-            key = same_part(geometry, layout, rank)
+        for rank in range(layout.stage_gpus):
+            key = same_part(experts, layout, rank)
             if key not in alike:
                 alike[key] = _rank(geometry, layout, form, holding, bounds[stage], rank)
             found.append(alike[key])

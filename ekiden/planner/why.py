@@ -15,6 +15,8 @@ from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
 from ekiden.planner.precision import KV_BYTES, kv_format
 from ekiden.planner.reasons import figure, gain, gpus, lost, milliseconds, misses
+from ekiden.planner.why_long import long_prompts
+from ekiden.planner.work import busiest
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25
@@ -24,8 +26,6 @@ WORTH_A_LOOK = 1.5
 NEARLY_ALL = 0.95
 MUCH_KV = 1.2
 """Times the throughput of a GPU from which a smaller cache is pointed at."""
-LONG_PROMPT = 32_768
-"""Tokens from which a prompt is called long: its attention costs as much as its matrices."""
 
 
 def why(decision: Decision) -> list[str]:
@@ -37,7 +37,8 @@ def why(decision: Decision) -> list[str]:
     found = [_room(decision), _shape(decision), _shortfall(decision), helps, _format(decision)]
     found += [_floats(decision), _link(decision), _smaller(carried), _split(decision)]
     found += [_interference(decision), "" if helps else _small_kv(carried), _full(decision)]
-    return [sentence for sentence in (*found, _long(decision), _voice(decision)) if sentence]
+    found += [_uneven(decision), long_prompts(decision), _voice(decision)]
+    return [sentence for sentence in found if sentence]
 
 
 def _single(decision: Decision) -> Option | None:
@@ -247,17 +248,19 @@ def _full(decision: Decision) -> str:
     return f"What bounds it is --max-num-seqs {limit}, not its KV or an objective."
 
 
-def _long(decision: Decision) -> str:
-    longest = max(kind.prompt for kind in decision.asked.work.kinds)
-    if longest < LONG_PROMPT:
-        return ""
-    stepper = decision.asked.stepper(decision.chosen.layouts[0], decision.chosen.form)
-    chunk, first = stepper.replica.resolved.chunk, stepper.prompt(longest).total
-    return (
-        f"Prompts of {longest} tokens are computed in chunks of {chunk}, so that others get their "
-        f"tokens meanwhile. Where the {milliseconds(first)} of one are too long even so, context "
-        "parallelism cuts a prompt over GPUs; it is not computed here."
-    )
+def _uneven(decision: Decision) -> str:
+    """What heads cost that TP does not divide."""
+    attention = max(decision.asked.geometry.kinds, key=lambda one: one.attention.heads).attention
+    for layout in decision.chosen.layouts:
+        _, most = busiest(attention, layout.tp)
+        if (over := most * layout.tp / attention.heads - 1) > 0:
+            return (
+                f"TP{layout.tp} does not divide the {attention.heads} query heads in "
+                f"{attention.kv_heads} groups evenly: the busiest GPU has {most}, {over:.0%} more "
+                "than an even part, and the others wait for it in every layer. Its time is the one "
+                "that is shown."
+            )
+    return ""
 
 
 def _voice(decision: Decision) -> str:

@@ -11,25 +11,44 @@ from ekiden.parallel.split import even_part, head_split
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.kv import RankKv, rank_kv
 from ekiden.planner.layout import Layout, local, stages
+from ekiden.planner.matrices import HEADS, KV_HEADS
 from ekiden.planner.memory import Replica
-from ekiden.planner.parts import AnyAttention, LatentAttention, Layer, LinearAttention, Moe
+from ekiden.planner.parts import (
+    AnyAttention,
+    Attention,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Moe,
+)
+from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat, kv_format
+
+LOG_SUM_BYTES = 4
+"""Of the weight of a partial result, in float32."""
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention of layers of one kind: operations for one token and one position that it sees."""
+    """Attention of layers of one kind: operations for one token and one position that it sees, and
+    bytes of a token of a prompt that another CP group needs."""
 
     layers: int
     window: int
     prefill: float
     decode: float
+    kv_bytes: int = 0
+    """Its keys and values, as they are kept."""
+    query_bytes: int = 0
+    partial_bytes: int = 0
+    """What its queries find in one part of the context, and with what weight."""
 
     def seen(self, context: float) -> float:
         return min(context, self.window) if self.window else context
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the busiest rank of one pipeline stage. Bytes are read once a step, operations (a
+    """Of the busiest ranks of one pipeline stage: of attention and of the rest each that rank which
+    has most, since all wait for it after either. Bytes are read once a step, operations (a
     multiplication and an addition are two) are those of one token."""
 
     layers: int
@@ -77,7 +96,7 @@ def _stage_works(
     scale: int,
     balanced: bool,
 ) -> tuple[StageWork, ...]:
-    group = layout.tp * layout.dp
+    group = layout.stage_gpus
     shapes = rank_kv(geometry, layout, kv_dtype, scale_bytes=scale, balanced=balanced)
     return tuple(
         _stage(geometry, layout, form, bounds, shapes[index * group])
@@ -105,7 +124,7 @@ def _stage(
         expert_flops=sums["expert_flops"],
         head_bytes=head * form.wide,
         head_flops=2.0 * head,
-        scores=_scores(kinds, layout.tp),
+        scores=_scores(kinds, layout.tp, kv),
         kv=kv,
         touch=_touch(geometry),
     )
@@ -121,8 +140,10 @@ def _layer(
     geometry: Geometry, layer: Layer, layout: Layout, form: WeightFormat
 ) -> dict[str, float]:
     sums: dict[str, float] = dict.fromkeys(_SUMMED, 0)
+    heaviest, _ = busiest(layer.attention, layout.tp)
     for matrix in layer.matrices(geometry.hidden):
-        part = local(matrix, layer.attention, layout, 0)
+        rank = heaviest if matrix.cut in (HEADS, KV_HEADS) else 0
+        part = local(matrix, layer.attention, layout, rank)
         if matrix.part == "expert":
             sums["expert_bytes"] += form.bytes_of(part)
             sums["expert_flops"] += 2 * part.elements
@@ -142,25 +163,44 @@ def _touch(geometry: Geometry) -> float:
     )
 
 
-def _scores(kinds: Counter[Layer], tp: int) -> tuple[Scores, ...]:
+def _scores(kinds: Counter[Layer], tp: int, kv: RankKv) -> tuple[Scores, ...]:
     alike: Counter[AnyAttention] = Counter()
     for layer, count in kinds.items():
         alike[layer.attention] += count
     return tuple(
-        Scores(layers=count, window=attention.window, prefill=prefill, decode=decode)
-        for attention, count in alike.items()
-        for prefill, decode in (_score_flops(attention, tp),)
+        _of_kind(attention, count, tp, kept.token_bytes)
+        for (attention, count), kept in zip(alike.items(), kv.kinds, strict=True)
     )
 
 
-def _score_flops(attention: AnyAttention, tp: int) -> tuple[float, float]:
+def _of_kind(attention: AnyAttention, layers: int, tp: int, kv_bytes: int) -> Scores:
     """Scores and their sum over values. MLA multiplies its latent vector in decode
     (arXiv:2405.04434 section 2.1.2), and whole keys in prefill."""
-    if isinstance(attention, LinearAttention):
-        return 0.0, 0.0  # Its state does not grow with what a token sees.
+    if isinstance(attention, LinearAttention):  # Its state does not grow with what a token sees.
+        return Scores(layers=layers, window=0, prefill=0.0, decode=0.0)
+    _, heads = busiest(attention, tp)
     if isinstance(attention, LatentAttention):
-        heads = even_part(attention.heads, tp, 0)
-        whole = attention.nope_dim + attention.rope_dim + attention.v_dim
-        return 2.0 * heads * whole, 2.0 * heads * (2 * attention.kv_rank + attention.rope_dim)
-    heads = head_split(attention.heads, attention.kv_heads, tp)[0].num_q
-    return 4.0 * heads * attention.head_dim, 4.0 * heads * attention.head_dim
+        key, value = attention.nope_dim + attention.rope_dim, attention.v_dim
+        seen = 2 * attention.kv_rank + attention.rope_dim
+    else:
+        key = value = attention.head_dim
+        seen = key + value
+    return Scores(
+        layers=layers,
+        window=attention.window,
+        prefill=2.0 * heads * (key + value),
+        decode=2.0 * heads * seen,
+        kv_bytes=kv_bytes,
+        query_bytes=heads * key * ACTIVATION_BYTES,
+        partial_bytes=heads * (value * ACTIVATION_BYTES + LOG_SUM_BYTES),
+    )
+
+
+def busiest(attention: AnyAttention, tp: int) -> tuple[int, int]:
+    """The rank with most query heads, and how many: not always the first, since where there are
+    more ranks than KV heads the first of these have the more ranks each."""
+    if not isinstance(attention, Attention):
+        return 0, even_part(attention.heads, tp, 0)
+    shares = head_split(attention.heads, attention.kv_heads, tp)
+    rank = max(range(tp), key=lambda rank: shares[rank].num_q)
+    return rank, shares[rank].num_q

@@ -121,7 +121,7 @@ def setup(scenario: Scenario, role: str) -> Setup:
         blocks=scenario.blocks_of(stepper),
         limits=Limits(
             block_size=scenario.block_size,
-            max_num_batched_tokens=resolved.chunk * layout.dp,
+            max_num_batched_tokens=stepper.chunk * layout.dp,
             max_num_seqs=resolved.max_num_seqs * layout.dp,
             micro_batches=layout.pp,
         ),

@@ -68,7 +68,7 @@ def test_the_data_have_a_stable_schema(printed):
         *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
         *("measure_first", "deploy", "certainty"),
     ]
-    assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1}]
+    assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
     assert all(one["why"] for one in plan["lost"])
     assert {one["weights"] for one in plan["lost"]} == {"bf16", "int8", "int4"}
 
@@ -362,6 +362,6 @@ def test_an_objective_of_one_kind_leaves_the_other_assumed(printed, stated: str,
 def test_r26_70b_in_8_bits_is_not_put_on_one_card_though_some_kv_would_be_left(printed):
     words = ("Llama-3.1-70B", "--gpu", "H100", "--gpus-per-host", "8", "--rate", "1", "--json")
     plan = json.loads(printed(*words))
-    one = {"replicas": 0, "tp": 1, "pp": 1, "dp": 1, "ep": 1}
+    one = {"replicas": 0, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
     (eight,) = [o for o in plan["lost"] if o["weights"] == "fp8" and o["pools"] == [one]]
     assert "7712 tokens, and less than 5% of a card" in eight["refused"]

@@ -150,7 +150,7 @@ def test_r36_a_tpot_that_is_missed_takes_more_tp():
     assert option(eager, Layout(tp=8)).latency.tpot_p95 > 0.005
 
 
-def test_r37_very_long_prompts_are_chunked_and_cp_is_named():
+def test_r37_very_long_prompts_are_chunked_first_and_cp_is_computed():
     asked = plan("Llama-3.1-8B", "H100", 8, length=131_072).asked
     long = msgspec.structs.replace(
         asked.work, kinds=(msgspec.structs.replace(asked.work.kinds[0], prompt=100_000),)
@@ -159,7 +159,8 @@ def test_r37_very_long_prompts_are_chunked_and_cp_is_named():
         msgspec.structs.replace(asked, work=long, objectives=Objectives(tpot_p95=0.1))
     )
     assert "computed in chunks of 2048" in said(decision)
-    assert "context parallelism" in said(decision)
+    assert "Context parallelism, which cuts a prompt over the GPUs" in said(decision)
+    assert "s on CP4 (4 GPUs); the objectives are met without" in said(decision)
 
 
 TIGHT = Objectives(ttft_p95=6.0, tpot_p95=0.03)

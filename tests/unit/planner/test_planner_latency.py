@@ -12,10 +12,12 @@ from ekiden.planner.closed import closed_loop
 from ekiden.planner.devices import Links, devices
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
+from ekiden.planner.routing import Routing, routing
 from ekiden.planner.steps import Batch, Split
 from ekiden.planner.work import stage_works
 
 VLLM = calibration("vllm")
+TOP2 = Routing(top_k=2)
 
 
 def links(card: str, per_host: int = 8, hosts: int = 1, interconnect: str = "auto") -> Links:
@@ -56,7 +58,7 @@ def test_all_reduces_come_near_published_ones(card, ranks, size, microseconds):
 def test_more_bytes_never_take_less_time(card, ranks, size):
     found = links(card)
     assert found.all_reduce(ranks, size) <= found.all_reduce(ranks, size + 4096)
-    assert found.all_to_all(ranks, size) <= found.all_to_all(ranks, size + 4096)
+    assert found.all_to_all(ranks, size, TOP2) <= found.all_to_all(ranks, size + 4096, TOP2)
     assert found.all_reduce(1, size) == 0
 
 
@@ -131,9 +133,10 @@ def test_r18_touched_experts():
 
 def test_r18_two_all_to_alls_a_layer_where_experts_are_dealt_over_groups():
     dealt = stepper("DeepSeek-V3", "H200", Layout(dp=8, ep=8), weights="fp8-block")
-    split = dealt.decode(64, 200)
-    sent = 8 * 7168 * 2 * 8
-    assert split.communication == pytest.approx(2 * 58 * dealt.links.all_to_all(8, sent))
+    limited, numbers = routing(dealt.replica.geometry), 8 * 7168
+    there = dealt.links.all_to_all(8, numbers * (1 + 4 / 128), limited)
+    back = dealt.links.all_to_all(8, numbers * 2, limited)
+    assert dealt.decode(64, 200).communication == pytest.approx(58 * (there + back))
 
 
 def test_reading_weights_bounds_a_small_batch():

@@ -97,3 +97,13 @@ def test_every_row_gets_a_token_for_each_round_of_the_stages() -> None:
     expected = one.decode(8, 40).total
     for row in world.front.records:
         assert row.tpot_s == pytest.approx(expected, rel=0.1)
+
+
+def test_groups_of_cp_compute_a_chunk_each_in_a_step() -> None:
+    one = stepper(chunk=PROMPT // 4, layout=Layout(cp=4))
+    world = run(scenario(1, 1, stepper=one), requests(1, prompt=PROMPT, output=1))
+    (row,) = world.front.records
+    alone = one.mixed(Batch(prefill=PROMPT, seen=PROMPT / 2)).total
+    assert row.first_s is not None
+    assert row.started_s is not None
+    assert row.first_s - row.started_s == pytest.approx(alone, abs=4 * MESSAGE_S)
