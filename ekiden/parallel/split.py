@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -100,6 +101,11 @@ def head_split(num_heads: int, num_kv_heads: int, tp: int) -> list[HeadShare]:
         SetupError: query heads are not a multiple of KV heads, or tp passes the query heads of
             some group.
     """
+    return [*_head_split(num_heads, num_kv_heads, tp)]
+
+
+@lru_cache(maxsize=256)
+def _head_split(num_heads: int, num_kv_heads: int, tp: int) -> tuple[HeadShare, ...]:
     if num_heads % num_kv_heads:
         raise SetupError(
             f"num_attention_heads={num_heads} is not a multiple of "
@@ -112,10 +118,10 @@ def head_split(num_heads: int, num_kv_heads: int, tp: int) -> list[HeadShare]:
             f"choose 1 to {num_heads}"
         )
     if tp <= num_kv_heads:
-        return [
+        return tuple(
             HeadShare(q_start=a * group, q_stop=b * group, kv_start=a, kv_stop=b)
             for a, b in even_split(num_kv_heads, tp)
-        ]
+        )
     shares: list[HeadShare] = []
     for kv_head, (first, last) in enumerate(even_split(tp, num_kv_heads)):
         for a, b in even_split(group, last - first):
@@ -125,4 +131,4 @@ def head_split(num_heads: int, num_kv_heads: int, tp: int) -> list[HeadShare]:
                     q_start=start + a, q_stop=start + b, kv_start=kv_head, kv_stop=kv_head + 1
                 )
             )
-    return shares
+    return tuple(shares)

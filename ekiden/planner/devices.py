@@ -15,8 +15,8 @@ NVLINK, PCIE, PEERS = "nvlink", "pcie", "pcie-p2p"
 INTERCONNECTS = ("auto", NVLINK, PCIE, PEERS)
 """``pcie-p2p``: GPUs read one another's memory through a switch; ``pcie``: over the host, which all
 of them share."""
-MOST_PER_HOST, MOST_HOSTS = 128, 512
-"""For which plans are made; beyond, each would take seconds and change nothing but its counts."""
+MOST_PER_HOST, MOST_GPUS = 72, 4096
+"""For which plans are made: beyond, one takes seconds, and only its counts would change."""
 GIGA = 1e9
 
 
@@ -69,7 +69,7 @@ def devices(
     """
     for name, value, most in (
         ("gpus per host", per_host, MOST_PER_HOST),
-        ("hosts", hosts, MOST_HOSTS),
+        ("hosts", hosts, MOST_GPUS // max(1, per_host)),
     ):
         if value < 1:
             raise SetupError(
@@ -77,7 +77,10 @@ def devices(
                 f"usually has {gpu.gpus_per_host})"
             )
         if value > most:
-            raise SetupError(f"{name} {value} is more than a plan is made for: choose 1 to {most}")
+            raise SetupError(
+                f"{name} {value} is more than plans are made for: choose 1 to {most} ("
+                f"{MOST_PER_HOST} in a host, {MOST_GPUS:,} in all)"
+            )
     if interconnect not in INTERCONNECTS:
         raise SetupError(
             f"interconnect {interconnect!r} is not known: choose one of {', '.join(INTERCONNECTS)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 import msgspec
 
@@ -70,11 +71,17 @@ def rank_kv(
     each token and head in a cache of single bytes.
     """
     scales = scale_bytes if KV_BYTES[dtype] == 1 else 0
+    return _rank_kv(geometry, layout, KV_BYTES[dtype], scales, balanced)
+
+
+@lru_cache(maxsize=512)
+def _rank_kv(
+    geometry: Geometry, layout: Layout, width: int, scales: int, balanced: bool
+) -> tuple[RankKv, ...]:
     found: list[RankKv] = []
     for bounds in stages(geometry, layout.pp, balanced=balanced):
         group = [
-            _rank(geometry, layout.tp, rank, bounds, KV_BYTES[dtype], scales)
-            for rank in range(layout.tp)
+            _rank(geometry, layout.tp, rank, bounds, width, scales) for rank in range(layout.tp)
         ]
         found += group * (layout.dp * layout.cp)
     return tuple(found)

@@ -68,6 +68,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a replica's ranks, stage after stage."""
 
     ranks: tuple[RankSum, ...]
+    """Equal ones are one object."""
     limits: Resolved
     block_size: int
     dp: int
@@ -76,9 +77,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tightest(self) -> int:
         """The rank whose KV holds least; where ranks have no KV at all, that which lacks most."""
-        return min(
-            range(len(self.ranks)), key=lambda i: (self._tokens(self.ranks[i]), self.ranks[i].kv)
-        )
+        first = {id(rank): index for index, rank in reversed([*enumerate(self.ranks)])}
+        return min((self._tokens(self.ranks[i]), self.ranks[i].kv, i) for i in first.values())[2]
 
     @property
     def tokens(self) -> int:
@@ -124,12 +124,16 @@ def memory(replica: Replica) -> Memory:
     )
     limits = replica.resolved
     peaks: dict[tuple[int, bool], Peak] = {}
+    sums: dict[tuple[int, bool, int, int], RankSum] = {}
     ranks = []
     for index in range(layout.gpus):
         key = index % layout.tp, index // layout.stage_gpus == layout.pp - 1
-        if key not in peaks:
-            peaks[key] = _peak(replica, limits, *key)
-        ranks.append(_sum(replica, limits, peaks[key], weights[index], shapes[index]))
+        alike = (*key, weights[index], id(shapes[index]))
+        if alike not in sums:
+            if key not in peaks:
+                peaks[key] = _peak(replica, limits, *key)
+            sums[alike] = _sum(replica, limits, peaks[key], weights[index], shapes[index])
+        ranks.append(sums[alike])
     return Memory(
         ranks=tuple(ranks),
         limits=limits,
