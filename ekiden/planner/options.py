@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -180,25 +180,35 @@ def _has(gpu: Gpu, form: WeightFormat) -> bool:
     return form.name != "bf16" or gpu.has_bf16
 
 
+MOST_LAYOUTS, SMALL_WHOLE = 90, 32
+"""Beyond the first only powers of two and divisors of what is small are looked at, so that a plan
+takes two seconds and no more: on hosts of 72 GPUs, or where 60 hosts may be cut in many ways."""
+
+
 def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
     """Those worth a look, fewest GPUs first: TP up to twice a host, stages, and for models with
     experts EP within TP or with attention-DP. Sizes are powers of two, and what divides the GPUs
     of a host, the hosts, or what TP leaves."""
+    found = _layouts(geometry, devices, _sizes)
+    if len(found) > MOST_LAYOUTS:
+        found = _layouts(geometry, devices, _few_sizes)
+    yield from sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp))
+
+
+def _layouts(geometry: Geometry, devices: Devices, sizes: Callable[..., list[int]]) -> set[Layout]:
     hosts, per_host = devices.hosts, devices.per_host
     found = {
         Layout(tp=tp, pp=pp)
-        for tp in _sizes(2 * per_host, 2 * per_host)
-        for pp in _sizes(MOST_STAGES, per_host, hosts)
+        for tp in sizes(2 * per_host, 2 * per_host)
+        for pp in sizes(MOST_STAGES, per_host, hosts)
+        if tp <= geometry.heads and pp <= len(geometry.layers)
     }
     if geometry.experts:
-        for tp in _sizes(per_host, per_host):
-            for dp in _sizes(devices.gpus // tp, devices.gpus // tp):
+        for tp in sizes(min(per_host, geometry.heads), per_host):
+            for dp in sizes(devices.gpus // tp, devices.gpus // tp):
                 if 1 < tp * dp <= geometry.experts:
                     found.add(Layout(tp=tp, dp=dp, ep=tp * dp))
-    for one in sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp)):
-        wide = one.tp <= geometry.heads and one.pp <= len(geometry.layers)
-        if wide and one.gpus <= devices.gpus:
-            yield one
+    return {one for one in found if one.gpus <= devices.gpus}
 
 
 def prompt_layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
@@ -209,8 +219,8 @@ def prompt_layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
     per_host = devices.per_host
     found = [
         Layout(tp=tp, cp=cp)
-        for tp in _sizes(min(per_host, geometry.heads), per_host)
-        for cp in _sizes(MOST_GROUPS, per_host // tp, devices.hosts)
+        for tp in _few_sizes(min(per_host, geometry.heads), per_host)
+        for cp in _few_sizes(MOST_GROUPS, per_host // tp, devices.hosts)
         if cp > 1 and tp * cp < devices.gpus
     ]
     yield from sorted(found, key=lambda one: (one.gpus, one.tp))
@@ -221,6 +231,10 @@ def _sizes(most: int, *wholes: int) -> list[int]:
     powers = {1 << power for power in range(most.bit_length())}
     divisors = {size for size in range(1, most + 1) for whole in wholes if whole % size == 0}
     return sorted(size for size in powers | divisors if size <= most)
+
+
+def _few_sizes(most: int, *wholes: int) -> list[int]:
+    return _sizes(most, *(whole for whole in wholes if whole <= SMALL_WHOLE))
 
 
 def places(devices: Devices, layout: Layout) -> int:
