@@ -47,15 +47,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return self.chosen.works and not self.short
 
 
-def decide(asked: Asked) -> Decision:
-    """Compute every option and choose.
+def decide(asked: Asked, *, all_formats: bool = True) -> Decision:
+    """Compute every option and choose; without ``all_formats`` smaller ones only where nothing
+    meets the objectives in a wider one.
 
     Raises:
         SetupError: a limit that cannot be, a context beyond the model's, or a layout that was asked
             for and cannot be; names it and the nearest that works.
     """
     check(asked)
-    everything = [one for form in asked.every_format for one in computed(asked, form)]
+    everything: list[Option] = []
+    for form in asked.every_format:
+        if all_formats or choice(asked, everything) is None:
+            everything += computed(asked, form)
     most = None
     if (chosen := choice(asked, everything)) is None:
         most = _without_rate(asked)
@@ -76,7 +80,7 @@ def _without_rate(asked: Asked) -> Decision | None:
     if asked.work.rate is None:
         return None
     work = msgspec.structs.replace(asked.work, rate=None)
-    found = decide(msgspec.structs.replace(asked, work=work))
+    found = decide(msgspec.structs.replace(asked, work=work), all_formats=False)
     return found if found.met else None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from ekiden.planner.decision import Decision, choice, nearest
+from ekiden.planner.decision import Decision, choice, computed, nearest
 from ekiden.planner.flags import blocked
 from ekiden.planner.options import Asked, Option
 from ekiden.planner.reasons import figure, gpus, milliseconds, misses
@@ -14,9 +14,16 @@ def instead(decision: Decision, served: Collection[str]) -> Option | None:
     """Of everything that was computed, what would have been chosen if only that counted which is
     served; where none of it meets the objectives, the nearest that fits. None: nothing is."""
     found = decision.most or decision
-    everything = (found.chosen, *found.lost)
-    ours = [one for one in everything if not blocked(found.asked, one, served)]
+    ours = _served(found.asked, (found.chosen, *found.lost), served)
+    seen = {one.form for one in (found.chosen, *found.lost)}
+    if decision.asked.geometry.model_type in served and choice(found.asked, ours) is None:
+        for form in (one for one in found.asked.every_format if one not in seen):
+            ours += _served(found.asked, computed(found.asked, form), served)
     return choice(found.asked, ours) or (nearest(ours) if ours else None)
+
+
+def _served(asked: Asked, options: Iterable[Option], served: Collection[str]) -> list[Option]:
+    return [one for one in options if not blocked(asked, one, served)]
 
 
 def pin(asked: Asked, option: Option) -> str:
