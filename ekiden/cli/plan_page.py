@@ -294,10 +294,9 @@ def _certainty(plan: dict[str, Any]) -> list[str]:
     sentences.append("Memory is arithmetic, and off by 1.5% in the median of published logs.")
     if servers := sure["ideal_queue_servers"]:
         sentences.append(
-            f"TTFT P99 is P95 since hardly anyone waits: one ideal queue is computed for all "
-            f"{servers} that prefill, where each request goes to one that is free. A router knows "
-            "their load a moment late and shares out less well: expect P99 beyond this, and see "
-            "--simulate."
+            f"TTFT P99 is P95 since hardly anyone waits: the {servers} that compute prompts are "
+            "taken as one ideal queue, where each request goes to one that is free. A router knows "
+            "their load a moment late: expect a longer tail, and see --simulate."
         )
     if sure["checkpoint_bytes"]:
         off = sure["counted_bytes"] / sure["checkpoint_bytes"] - 1

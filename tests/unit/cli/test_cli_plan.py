@@ -89,12 +89,92 @@ def test_what_is_not_met_ends_with_one_and_says_what_comes_nearest(printed):
     assert page.startswith("NOT MET, nearest: ")
     assert "over 1.0 ms" in page
     assert "Nothing meets the objectives" in page
+    assert "one is enough" not in page
 
 
 def test_a_model_that_fits_nowhere_is_told_what_would_do(printed):
     page = printed("Llama-3.1-405B", "--gpu", "A6000", code=1)
     assert "nearest that works: TP8 x PP4 (32 GPUs)" in " ".join(page.split())
     assert "nothing to deploy" in page
+    assert page.startswith("NOT MET, nothing fits; nearest: TP1, bf16\n")
+    assert "0 x" not in page
+
+
+def test_what_is_served_in_place_of_a_plan_is_named_with_its_option(printed):
+    words = ("Llama-3.1-405B", "--gpu", "H100", "--gpus-per-host", "8", "--hosts", "2")
+    page = printed(*words)
+    told = " ".join(page.partition("\nDeploy\n")[2].split())
+    assert "does not place one replica on several hosts yet" in told
+    assert "The best that is served: 2 x TP8, fp8: " in told
+    assert "TPOT P95" in told
+    assert "the same question with -tp 8 --weights fp8." in told
+    servable = json.loads(printed(*words, "--json"))["deploy"]["servable"]
+    pinned = json.loads(printed(*words, *servable.pop("pin").split(), "--json"))
+    servable.pop("compared")
+    assert pinned["chosen"] == servable
+    assert pinned["deploy"]["hosts"]
+
+
+def test_a_plan_without_flags_writes_no_files_that_deploy_and_says_why(capsys, tmp_path: Path):
+    words = ("plan", "Mixtral-8x7B", "--gpu", "H200", "--out", str(tmp_path))
+    assert main(list(words)) == 0
+    told = capsys.readouterr()
+    assert "Nothing else that was computed is served either" in told.out
+    assert f"{tmp_path} has no files to deploy: ekiden does not serve" in told.err
+    assert {file.name for file in tmp_path.iterdir()} == {"plan.txt", "plan.json"}
+
+
+def test_an_answer_of_one_token_has_no_tpot(capsys, printed):
+    words = (*EIGHT, "--output-tokens", "1")
+    page, plan = printed(*words), json.loads(printed(*words, "--json"))
+    assert "  TPOT " not in page
+    assert "TPOT P95" not in page
+    assert "a decode step" not in page
+    assert "answers have one token" in page
+    assert plan["chosen"]["latency"]["tpot_p95"] is None
+    assert list(plan["asked"]["objectives"]) == ["ttft_p95"]
+    assert {one["kind"] for one in plan["lost"]} == {"aggregated"}
+    assert main(["plan", *words, "--tpot-p95", "50ms"]) == 2
+    assert "answers of 1 token have no time between tokens" in capsys.readouterr().err
+
+
+def test_simulated_answers_of_one_token_have_none_either(capsys):
+    words = (*EIGHT, "--output-tokens", "1", "--rate", "20", "--simulate")
+    assert main(["plan", *words]) == 0
+    told = capsys.readouterr().out.partition("\nSimulated\n")[2]
+    assert "TTFT" in told
+    assert "TPOT" not in told
+
+
+def test_p99_that_is_p95_is_explained_only_where_it_is(printed):
+    assert "TTFT P99 is P95" not in printed(*EIGHT, "--rate", "2")
+    full = json.loads(printed(*BIG, "--json"))
+    assert full["chosen"]["latency"]["ttft_p99"] > full["chosen"]["latency"]["ttft_p95"] * 1.01
+    assert "TTFT P99 is P95" not in printed(*BIG)
+    words = ("Llama-3.1-8B", "--gpu", "A6000", "--gpus-per-host", "8", "--rate", "80")
+    plan = json.loads(printed(*words, "--json"))
+    latency, servers = plan["chosen"]["latency"], plan["certainty"]["ideal_queue_servers"]
+    assert servers == plan["chosen"]["pools"][0]["replicas"]
+    assert latency["ttft_p99"] <= latency["ttft_p95"] * 1.01
+    assert f"the {servers} that compute prompts are taken as one ideal queue" in " ".join(
+        printed(*words).split()
+    )
+
+
+def test_spare_replicas_are_said_on_the_page_and_the_rate_is_that_without_them(printed):
+    words = (*EIGHT, "--spare-replicas", "2")
+    page, plan = printed(*words), json.loads(printed(*words, "--json"))
+    assert "with 2 replicas of each pool lost" in page
+    assert "The rest still meets the objectives" in " ".join(page.split())
+    bare = json.loads(printed(*EIGHT, "--json"))
+    assert plan["chosen"]["rate"] == pytest.approx(6 / 8 * bare["chosen"]["rate"], rel=0.02)
+    assert plan["asked"]["spare_replicas"] == 2
+
+
+def test_two_pools_say_what_a_lost_gpu_of_each_takes(printed):
+    told = " ".join(printed(*APART).partition("If one GPU fails")[2].split())
+    assert "prefill: 2 GPUs stop with it, and 50% of its pool goes on." in told
+    assert "decode: 2 GPUs stop with it, and nothing is served until it is back." in told
 
 
 @pytest.mark.parametrize("words", [EIGHT, BIG, APART, (*BIG, "--weights", "int8")])
@@ -191,6 +271,10 @@ def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):
     [
         (("--gpus-per-host", "0"), "gpus per host 0 leaves nothing to plan for: choose 1 or more"),
         (("--hosts", "0"), "hosts 0 leaves nothing to plan for"),
+        (("--gpus-per-host", "100000"), "choose 1 to 72 (72 in a host, 4,096 in all)"),
+        (("--gpus-per-host", "8", "--hosts", "1000000"), "hosts 1000000 is more than plans are"),
+        (("--rate", "1e7"), "rate 1e+07 is not requests a second: choose more than 0 and up to"),
+        (("--gpu", "T4", "--weights", "bf16"), "bf16 begins with 8.0: choose fp16"),
         (("-tp", "65"), "TP 65 is more than the 32 query heads of Llama-3.1-8B: choose 1 to 32"),
         (("-pp", "2"), "PP2 takes 2 GPUs, and there are 1"),
         (("--max-model-len", "1000000"), "1000000 is more than the 131072 positions"),
@@ -226,6 +310,11 @@ def test_a_question_without_a_model_or_a_gpu_is_refused(capsys):
         ("--tpot-p95", "50", "'50' is not a time: try 500ms or 1.5s"),
         ("--ttft-p95", "0s", "is not a time"),
         ("--rate", "0", "is not a number above 0"),
+        ("--rate", "1e300", "'1e300' is not a number above 0 and up to 1,000,000,000"),
+        ("--gpu-price", "inf", "is not a number above 0"),
+        ("--ttft-p95", f"{10**30}s", "is not a time"),
+        ("--concurrency", str(10**30), f"{10**19} is too large: at most 1,000,000,000"),
+        ("--concurrency", "0", "0 is too small: at least 1"),
         ("--prefix-share", "1", "is not a share: 0 and up to below 1"),
     ],
 )
@@ -297,6 +386,18 @@ def test_the_report_has_three_pictures_and_needs_nothing_else(printed, tmp_path:
     assert len(trees[1].findall("rect")) >= 5
     assert not any(word in text for word in ("http://", "https://", "<script"))
     assert page.splitlines()[0] in text
+
+
+def test_labels_beside_an_axis_lie_within_the_picture_whatever_the_page_looks_like():
+    """Their size is the picture's own: that of a page, or none, would cut them off."""
+    from xml.etree import ElementTree
+
+    from ekiden.cli import svg
+
+    picture = svg.lines({"a": [(0, 1), (2, 3)]}, "requests/s", "TTFT P95, ms").partition("<p")[0]
+    tree = ElementTree.fromstring(picture)
+    (turned,) = (text for text in tree.findall("text") if "transform" in text.attrib)
+    assert float(turned.attrib["x"]) > float(tree.attrib["font-size"])
 
 
 def test_a_plan_that_fits_nowhere_has_a_report_without_pictures(printed, tmp_path: Path):
