@@ -187,12 +187,13 @@ def _cost(plan: dict[str, Any]) -> Iterator[str]:
     served = "asked for" if asked_for and plan["met"] else "the most within the objectives"
     written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
     yield f"  {_figure(chosen['rate'])} requests/s ({served}), {written}"
-    line = f"  {chosen['gpus']} GPU-hours an hour"
+    line = f"  {chosen['gpus']} GPU-hour{'s' * (chosen['gpus'] != 1)} an hour"
     if cost["gpu_hours_per_million_tokens"] is not None:
         line += f", {cost['gpu_hours_per_million_tokens']:.3g} for a million tokens written"
     yield line
     if cost["price_per_hour"] is not None:
-        money = f"  {cost['price_per_hour']:,.2f} an hour"
+        each = cost["price_per_hour"] / chosen["gpus"]
+        money = f"  at {each:g} for each of them, {cost['price_per_hour']:,.2f} an hour"
         if cost["price_per_million_tokens"] is not None:
             money += f", {cost['price_per_million_tokens']:.3g} for a million tokens written"
         yield money
