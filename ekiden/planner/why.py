@@ -6,26 +6,21 @@ import math
 
 import msgspec
 
-from ekiden.planner.decision import Decision, choice, computed, nearest
+from ekiden.planner.decision import Decision
 from ekiden.planner.devices import NVLINK
 from ekiden.planner.dtypes import narrowed, widened
-from ekiden.planner.evaluate import server, together
 from ekiden.planner.fit import fit
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option
-from ekiden.planner.precision import KV_BYTES, kv_format
-from ekiden.planner.reasons import figure, gain, gpus, lost, milliseconds, misses
+from ekiden.planner.reasons import figure, lost, milliseconds, misses
 from ekiden.planner.why_long import long_prompts
+from ekiden.planner.why_more import patience, small_kv, small_kv_helps, smaller_weights
 from ekiden.planner.work import busiest
 from ekiden.planner.workload import VOICE
 
 SLOW_LINK = 0.25
 """Share of communication in a decode step from which a link is called slow."""
-WORTH_A_LOOK = 1.5
-"""Times the throughput of a GPU from which smaller weights are pointed at."""
 NEARLY_ALL = 0.95
-MUCH_KV = 1.2
-"""Times the throughput of a GPU from which a smaller cache is pointed at."""
 
 
 def why(decision: Decision) -> list[str]:
@@ -33,11 +28,11 @@ def why(decision: Decision) -> list[str]:
     chosen = decision.chosen
     if chosen.refused:
         return [s for s in (_nothing_fits(decision), _floats(decision)) if s]
-    carried, helps = decision.most or decision, _small_kv_helps(decision)
+    carried, helps = decision.most or decision, small_kv_helps(decision)
     found = [_room(decision), _shape(decision), _shortfall(decision), helps, _format(decision)]
-    found += [_floats(decision), _link(decision), _smaller(carried), _split(decision)]
-    found += [_interference(decision), "" if helps else _small_kv(carried), _full(decision)]
-    found += [_uneven(decision), long_prompts(decision), _voice(decision)]
+    found += [_floats(decision), _link(decision), smaller_weights(carried), _split(decision)]
+    found += [_interference(decision), "" if helps else small_kv(carried), _full(decision)]
+    found += [patience(decision), _uneven(decision), long_prompts(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 
@@ -65,12 +60,12 @@ def _nothing_fits(decision: Decision) -> str:
         f"{asked.geometry.name} does not fit on {devices.gpus} x {devices.gpu.name}{spare} in any "
         f"layout, in {tried}. The nearest, {chosen.name}: {chosen.refused}."
     )
-    return " ".join(filter(None, (said, larger(asked), _small_kv_helps(decision))))
+    return " ".join(filter(None, (said, larger(asked), small_kv_helps(decision))))
 
 
 def larger(asked: Asked) -> str:
     """Of the model in its own format, the fewest of these GPUs that would do, and what else would
-    that was not tried: KV of 8 bits is (``_small_kv_helps``)."""
+    that was not tried: KV of 8 bits is (``small_kv_helps``)."""
     layout = Layout(tp=min(asked.devices.per_host, asked.geometry.heads))
     smaller = ("fp8" if asked.devices.gpu.fp8_tflops else "int8", "int4")
     tried = [form.name for form in asked.formats]
@@ -83,31 +78,6 @@ def larger(asked: Asked) -> str:
     longest = found.longest if found.longest >= asked.work.longest else 0
     found = msgspec.structs.replace(found, longest=longest, cache="")
     return f"In {asked.own.name}, {found.advice}." if found.advice else ""
-
-
-def _small_kv_helps(decision: Decision) -> str:
-    """What fits, or meets the objectives, with 8 bits of KV where nothing does without."""
-    asked, small = decision.asked, decision.asked.profile.small_kv
-    if decision.met or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
-        return ""
-    asked = msgspec.structs.replace(asked, kv_dtype=small)
-    fitting: list[Option] = []
-    for form in asked.every_format:
-        options = computed(asked, form)
-        if found := choice(asked, options):
-            does = "fits" if decision.chosen.refused else "meets the objectives"
-            return _with_small_kv(small, found, does)
-        fitting += [one for one in options if not one.refused]
-    if decision.chosen.refused and fitting:
-        return _with_small_kv(small, nearest(fitting), "fits, and misses an objective")
-    return ""
-
-
-def _with_small_kv(small: str, option: Option, does: str) -> str:
-    return (
-        f"With a cache of 8 bits (--kv-cache-dtype {small}) {option.name} {does}: "
-        f"{figure(option.rate)} requests/s on {gpus(option.gpus)}. Compare its answers too."
-    )
 
 
 def _room(decision: Decision) -> str:
@@ -202,39 +172,6 @@ def _link(decision: Decision) -> str:
     return (
         f"PCIe is slow for this: communication takes {shares}. Pipeline stages and smaller "
         "weights, which need less of it, are among the alternatives below."
-    )
-
-
-def _smaller(decision: Decision) -> str:
-    """The best of smaller weights, where they would bring much, or all into one host."""
-    chosen = decision.chosen
-    found = [o for o in decision.lost if o.works and o.form.bits < chosen.form.bits]
-    if not found or not chosen.works:
-        return ""
-    best = max(found, key=lambda o: (o.rate_per_gpu, -o.gpus))
-    per_host = decision.asked.devices.per_host
-    joins = best.failure_domain <= per_host < chosen.failure_domain
-    if not joins and best.rate_per_gpu < WORTH_A_LOOK * chosen.rate_per_gpu:
-        return ""
-    return f"Smaller weights are worth a look: {best.name}, {gain(decision, best)}."
-
-
-def _small_kv(decision: Decision) -> str:
-    """What 8 bits of KV would bring to the same layout, where that is much."""
-    chosen, asked = decision.chosen, decision.asked
-    if chosen.kind != AGGREGATED or not chosen.works or KV_BYTES[kv_format(asked.kv_dtype)] == 1:
-        return ""
-    small = asked.profile.small_kv
-    smaller = msgspec.structs.replace(asked, kv_dtype=small)
-    one = server(smaller, smaller.stepper(chosen.layouts[0], chosen.form))
-    if isinstance(one, str):
-        return ""
-    found = together(smaller, one, chosen.form)
-    if not found.works or found.rate_per_gpu < MUCH_KV * chosen.rate_per_gpu:
-        return ""
-    return (
-        f"A cache of 8 bits is worth a look: with --kv-cache-dtype {small} this layout "
-        f"{gain(decision, found)}. Compare its answers too."
     )
 
 

@@ -330,6 +330,20 @@ def test_what_would_help_at_a_rate_that_is_too_much_is_told_at_what_is_carried()
     assert "with --kv-cache-dtype int8 this layout would serve" in said(short)
 
 
+def test_what_more_patience_would_bring_is_told_where_one_prompt_takes_much_of_ttft():
+    decision = plan("Qwen2.5-32B", "A6000", 4, work="rag", smaller=())
+    alone = decision.chosen.latency.prefill.total
+    assert alone > 0.5 * decision.asked.objectives.ttft_p95
+    told = said(decision)
+    assert f"A prompt of 8192 tokens alone takes {alone:.2f} s of the 3.00 s" in told
+    patient = plan("Qwen2.5-32B", "A6000", 4, work="rag", smaller=(), objectives=PATIENT).chosen
+    assert f"With 6.00 s {patient.name} would serve {patient.rate:.3g} requests/s" in told
+    assert "alone takes" not in said(plan("Llama-3.1-8B", "A6000", 8))
+
+
+PATIENT = Objectives(ttft_p95=6.0, tpot_p95=0.1)
+
+
 def test_one_card_is_not_called_enough_where_nothing_meets():
     slow = plan("Llama-3.1-8B", "A6000", 8, objectives=Objectives(ttft_p95=1e-3), smaller=())
     one = plan("Llama-3.1-8B", "A6000", 1, objectives=Objectives(tpot_p95=1e-3))
