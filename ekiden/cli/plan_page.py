@@ -9,6 +9,8 @@ from typing import Any
 WIDTH = 100
 _SHOWN = 14
 """Options that lost which are shown; ``--json`` has all of them."""
+_UNFIT = 4
+"""Of those that do not fit."""
 _COMMANDS = 2
 """Command lines of a host which are shown where there are many, and hosts."""
 _FEW_KINDS = 4
@@ -212,7 +214,11 @@ def _failure(plan: dict[str, Any]) -> list[str]:
 def _loss(pool: dict[str, Any], *, alone: bool) -> str:
     """What one lost GPU of a pool takes with it."""
     gpus = f"{pool['gpus']} GPU{'s' * (pool['gpus'] > 1)}"
-    head = f"A replica of {gpus} stops with it" if alone else f"{pool['pool']}: {gpus} stop with it"
+    head = (
+        f"A replica of {gpus} stops with it"
+        if alone
+        else f"{pool['pool']}: {gpus} stop{'s' * (pool['gpus'] == 1)} with it"
+    )
     if pool["share"] < 1:
         return f"{head}, and {1 - pool['share']:.0%} of its pool goes on."
     if pool["pool"] == "prefill":
@@ -229,11 +235,14 @@ def _lost(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _worth_showing(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """All of the chosen format; of any other the first, which is its best."""
+    """All of the chosen format, but few that do not fit; of any other the first, its best."""
     seen: set[str] = set()
-    found = []
+    found, unfit = [], 0
     for one in plan["lost"]:
-        if one["weights"] == plan["chosen"]["weights"] or one["weights"] not in seen:
+        if one["weights"] == plan["chosen"]["weights"]:
+            unfit += bool(one["refused"])
+            found += [one] if not one["refused"] or unfit <= _UNFIT else []
+        elif one["weights"] not in seen:
             found.append(one)
         seen.add(one["weights"])
     return found

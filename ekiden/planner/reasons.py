@@ -91,7 +91,8 @@ def _no_cheaper(decision: Decision, option: Option) -> str:
     if one is None:
         return ""
     if decision.asked.work.rate is not None:
-        return f"takes {gpus(option.gpus)}, and {one.name} takes {one.gpus}"
+        fewer = f"no fewer than {one.name}" if option.gpus == one.gpus else ""
+        return f"takes {gpus(option.gpus)}, {fewer or f'and {one.name} takes {one.gpus}'}"
     return (
         f"serves {figure(option.rate)} requests/s against {figure(one.rate)} of {one.name}: two "
         f"pools must win by {SPLIT_MARGIN:.0%} to be worth their running"

@@ -194,7 +194,8 @@ def _then(decision: Decision) -> str:
 
 
 def ordered(decision: Decision) -> list[Option]:
-    """What was not taken: first what works, then what is slow, then what does not fit."""
+    """What was not taken: first what works, then what is slow, then what does not fit, of which
+    each GPU of the largest replica lacks least."""
     return sorted(
         decision.lost,
         key=lambda o: (
@@ -202,7 +203,7 @@ def ordered(decision: Decision) -> list[Option]:
             not o.works,
             o.form is not decision.asked.own,
             o.worst,
-            -o.rate_per_gpu,
+            -o.failure_domain if o.refused else -o.rate_per_gpu,
         ),
     )
 

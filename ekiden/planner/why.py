@@ -29,10 +29,10 @@ def why(decision: Decision) -> list[str]:
     if chosen.refused:
         return [s for s in (_nothing_fits(decision), _floats(decision)) if s]
     carried, helps = decision.most or decision, small_kv_helps(decision)
-    found = [_room(decision), _shape(decision), _shortfall(decision), helps, _format(decision)]
-    found += [_floats(decision), _link(decision), smaller_weights(carried), _split(decision)]
-    found += [_interference(decision), "" if helps else small_kv(carried), _full(decision)]
-    found += [patience(decision), _uneven(decision), long_prompts(decision), _voice(decision)]
+    found = [_room(decision), _shape(decision), _shortfall(decision), helps, patience(decision)]
+    found += [_format(decision), _floats(decision), _link(decision), smaller_weights(carried)]
+    found += [_split(decision), _interference(decision), "" if helps else small_kv(carried)]
+    found += [_full(decision), _uneven(decision), long_prompts(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 
@@ -106,7 +106,7 @@ def _shape(decision: Decision) -> str:
         return (
             f"{layout}: each GPU, or group of TP, has the attention of its own sequences and "
             f"1/{layout.ep} of the experts, so KV is not replicated and each expert sees the "
-            f"tokens of all {layout.dp} groups."
+            f"tokens of {'both' if layout.dp == 2 else f'all {layout.dp}'} groups."
         )
     if layout.pp > 1:
         where = "hosts" if layout.gpus > devices.per_host else "GPUs"
