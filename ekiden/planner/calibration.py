@@ -63,6 +63,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of one PCIe link's rate, which all ranks of a host share."""
     pcie_peer_share: float = 0.38
     """Of one PCIe link's rate, which each rank has for itself where there is peer-to-peer."""
+    exchange_s: float = 40e-6
+    """All-to-all between tokens and their experts, of no bytes, beside what links take: kernels
+    count and sort tokens, and wait for the last rank."""
     network_s: float = 25e-6
     """A message between hosts, of no bytes."""
     network_share: float = 0.8

@@ -152,6 +152,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
         inside = min(ranks, self.devices.per_host)
         hosts = -(-ranks // inside)
         latency, rate = self._local(inside) if inside > 1 else (0.0, float("inf"))
+        latency += self.calibration.exchange_s
         passed = routing.reached(ranks) * (inside - 1) / inside * size
         if hosts == 1:
             return latency + passed / rate

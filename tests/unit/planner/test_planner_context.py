@@ -10,11 +10,14 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.decision import Decision, decide
 from ekiden.planner.devices import devices
+from ekiden.planner.evaluate import prompt_servers
+from ekiden.planner.fit import fits
 from ekiden.planner.flags import blocked
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import DISAGGREGATED, prompt_layouts
 from ekiden.planner.ring import Ring
+from ekiden.planner.serving import moved
 from ekiden.planner.steps import Batch
 from ekiden.planner.why import why
 from ekiden.planner.work import Scores
@@ -218,3 +221,43 @@ def test_r37_chat_does_without_cp(rate):
     assert all(layout.cp == 1 for one in every for layout in one.layouts)
     assert "ontext parallelism" not in said(decision)
     assert option(decision, Layout()).works
+
+
+def test_a_replica_with_cp_computes_prompts_only():
+    asked = question("Llama-3.1-8B", "H100", 8)
+    found = prompt_servers(asked, asked.own)
+    assert {one.stepper.replica.layout.cp for one in found} == {2, 4}
+    assert all(one.prompts > 0 == one.tokens == one.ceiling for one in found)
+
+
+def test_a_sequence_fits_where_its_part_does():
+    fields = {"chunk": 2048, "length": 131_072}
+    one, two = (stepper("Llama-3.1-70B", "H100", Layout(tp=2, cp=n), **fields) for n in (1, 6))
+    assert not fits(one.replica)
+    assert fits(two.replica)
+
+
+def test_what_the_last_step_leaves_to_be_sent_is_a_chunk_of_every_group():
+    decode = stepper("Llama-3.1-8B", "H100")
+    work = Workload(name="w", kinds=(Requests(prompt=16_384, output=1),))
+    late = [
+        moved(stepper("Llama-3.1-8B", "H100", Layout(cp=cp), chunk=1024), decode, work, 1.0, (1, 1))
+        for cp in (1, 2, 4)
+    ]
+    times = [seconds for seconds, _ in late]
+    assert times[1:] == pytest.approx([2 * times[0], 4 * times[0]])
+
+
+def test_cp_is_tried_where_only_it_keeps_ttft_though_others_serve_more():
+    decision = long_prompts("H100", 8, 3.0)
+    most = msgspec.structs.replace(decision.asked.work, rate=None)
+    found = decide(msgspec.structs.replace(decision.asked, work=most))
+    two = next(o for o in (found.chosen, *found.lost) if o.kind == DISAGGREGATED)
+    assert two.works
+    assert two.layouts[0].cp > 1
+
+
+def test_stages_compute_the_prompts_of_two_pools_where_they_save_gpus(monkeypatch):
+    chosen = without_cp(monkeypatch, "A6000", 8, 40.0).chosen
+    assert chosen.layouts == (Layout(pp=2), Layout())
+    assert chosen.gpus == 5

@@ -427,3 +427,22 @@ def test_gpus_that_would_carry_a_rate_are_whole_replicas():
     decision = plan("Llama-3.1-70B", "H100", 8, work="rag", rate=3.0, smaller=(), objectives=tight)
     assert decision.chosen.layouts == (Layout(tp=8),)
     assert "about 24 such GPUs" in said(decision)
+
+
+def test_stages_in_two_pools_must_win_clearly_too():
+    wanted = Objectives(ttft_p95=1.0, tpot_p95=0.08)
+    decision = plan("Llama-3.1-70B", "A6000", 8, objectives=wanted, smaller=())
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    assert {layout.pp for layout in two.layouts} == {1}
+
+
+def test_stages_compute_prompts_where_nothing_else_is_quick_enough():
+    asked = plan("Llama-3.1-70B", "l40s", 8, hosts=4, weights="fp8", length=131_072).asked
+    work = msgspec.structs.replace(
+        asked.work, kinds=(msgspec.structs.replace(asked.work.kinds[0], prompt=120_000),), rate=0.02
+    )
+    wanted = Objectives(ttft_p95=20.0, tpot_p95=0.1)
+    chosen = decide(msgspec.structs.replace(asked, work=work, objectives=wanted, formats=())).chosen
+    assert chosen.works
+    assert chosen.kind == DISAGGREGATED
+    assert [layout.pp > 1 for layout in chosen.layouts] == [True, False]

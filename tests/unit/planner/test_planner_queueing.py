@@ -152,3 +152,24 @@ def test_kv_that_is_late_delays_the_second_token():
     assert late.transfer == pytest.approx(25 * soon.transfer)
     assert late.tpot_p50 - soon.tpot_p50 == pytest.approx((late.transfer - soon.transfer) / 200)
     assert late.ttft_p95 == soon.ttft_p95, "the first token does not wait for it"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 5), st.floats(0, 20)), min_size=1, max_size=8),
+    st.floats(0.05, 0.95),
+    st.sampled_from([0.5, 0.95, 0.99]),
+)
+def test_a_quantile_is_where_that_share_has_its_answer(kinds, load, share):
+    services = tuple(Service(share=1 / len(kinds), busy=b, latency=x) for b, x in kinds)
+    mean = sum(b for b, _ in kinds) / len(kinds)
+    asked = Queue(servers=2, rate=load * 2 / mean, services=services)
+
+    def answered(limit: float) -> float:
+        late = (
+            1 - asked.waits * math.exp(-(limit - x) / asked.tail) for _, x in kinds if x <= limit
+        )
+        return sum(late) / len(kinds)
+
+    found = asked.quantile(share)
+    assert answered(found * (1 + 1e-9) + 1e-9) >= share - 1e-6
+    assert answered(found * (1 - 1e-6) - 1e-6) <= share + 1e-6

@@ -96,7 +96,7 @@ def test_groups_that_cannot_be_are_refused(change: dict, says: str):
 def test_within_a_host_a_token_goes_once_to_each_rank():
     found = links(hosts(1))
     rate = 450e9 * VLLM.nvlink_share
-    latency = VLLM.nvlink_s + 8 * VLLM.nvlink_rank_s
+    latency = VLLM.exchange_s + VLLM.nvlink_s + 8 * VLLM.nvlink_rank_s
     expected = latency + 7 / 8 * TOP8.reached(8) * 1e6 / rate
     assert found.all_to_all(8, 1e6, TOP8) == pytest.approx(expected)
     assert found.all_to_all(1, 1e6, TOP8) == 0
@@ -119,7 +119,8 @@ def test_a_token_crosses_the_network_once_for_each_host():
 
 def test_a_host_of_one_gpu_passes_nothing_on():
     found = links(hosts(8, per_host=1))
-    expected = VLLM.network_s + 7 / 8 * TOP8.reached(8) * 1e6 / found.network
+    latency = VLLM.exchange_s + VLLM.network_s
+    expected = latency + 7 / 8 * TOP8.reached(8) * 1e6 / found.network
     assert found.all_to_all(8, 1e6, TOP8) == pytest.approx(expected)
 
 
@@ -152,3 +153,22 @@ def test_exchanges_come_near_published_ones(table: tuple, combine: bool):
         on = msgspec.structs.replace(hosts(count), gpu=card)
         found = links(on).all_to_all(ranks, size, limited)
         assert found == pytest.approx(measured, rel=0.2), ranks
+
+
+FEW_TOKENS = (
+    *((8, 77, 114), (16, 118, 195), (32, 155, 273), (64, 173, 314), (128, 192, 369)),
+    (256, 194, 360),
+)
+"""Microseconds of dispatch and combine of 128 tokens by ranks, in the same table's kernels for
+decode, which are chosen for latency."""
+
+
+@pytest.mark.parametrize(("ranks", "dispatch", "combine"), FEW_TOKENS)
+def test_exchanges_of_few_tokens_come_near_published_ones(ranks, dispatch, combine):
+    card = msgspec.structs.replace(gpu("H100"), link_gbps=200)
+    found = links(msgspec.structs.replace(hosts(ranks // 8), gpu=card))
+    numbers = 128 * 7168
+    there = found.all_to_all(ranks, numbers * (1 + 4 / 128), TOP8)
+    back = found.all_to_all(ranks, numbers * 2, TOP8)
+    assert there * 1e6 == pytest.approx(dispatch, rel=0.25)
+    assert back * 1e6 == pytest.approx(combine, rel=0.3)

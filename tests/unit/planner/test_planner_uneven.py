@@ -76,3 +76,9 @@ def test_r12_engines_that_want_even_heads_refuse_it():
     refused = option(decision, Layout(tp=3)).refused
     assert refused.startswith("TP 3 does not divide the 64 query heads")
     assert "choose 2 or 4" in refused
+
+
+def test_r12_what_is_no_attention_is_that_of_its_own_busiest_rank():
+    attention, mlp = (4 + 4 + 2) * 128 * 4096, 3 * 1195 * 4096
+    found = stepper("Llama-3.1-8B", "H100", Layout(tp=12)).works[0].dense_bytes
+    assert found == 32 * 2 * (attention + mlp + 2 * 4096), "14,336 over 12 ranks are 1,195 at most"
