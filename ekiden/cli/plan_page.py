@@ -275,6 +275,8 @@ def _servable(option: dict[str, Any] | None) -> Iterator[str]:
     yield _wrapped(f"The best that is served: {option['name']}: {option['compared']}.")
     if option["pin"]:
         yield _wrapped(f"Its plan, with flags: the same question with {option['pin']}.")
+    else:
+        yield "  No option of a plan pins it: its pools have layouts of their own."
 
 
 def _command(line: str) -> str:

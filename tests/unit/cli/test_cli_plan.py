@@ -177,7 +177,10 @@ def test_two_pools_say_what_a_lost_gpu_of_each_takes(printed):
     assert "decode: 2 GPUs stop with it, and nothing is served until it is back." in told
 
 
-@pytest.mark.parametrize("words", [EIGHT, BIG, APART, (*BIG, "--weights", "int8")])
+OLD = ("Llama-3.1-8B", "--gpu", "T4", "--gpus-per-host", "4", "--kv-cache-dtype", "fp8_e5m2")
+
+
+@pytest.mark.parametrize("words", [EIGHT, BIG, APART, (*BIG, "--weights", "int8"), OLD])
 def test_every_command_that_is_printed_is_one_of_ekiden(printed, words):
     plan = json.loads(printed(*words, "--json"))
     (lines,) = plan["deploy"]["hosts"]

@@ -281,6 +281,10 @@ def test_the_concurrency_is_held_with_the_spare_replicas_lost():
     single = option(decision, ONE)
     held = decision.asked.stepper(ONE, single.form).tokens
     assert (single.replicas[0] - 1) * held >= 1000 * 1024
+    most = 8 * (held // 1024)
+    for spare, refused in ((0, False), (1, True)):
+        full = plan("Llama-3.1-8B", "A6000", 8, rate=1, sequences=most, spare=spare, smaller=())
+        assert bool(option(full, ONE).refused) is refused
 
 
 def test_a_pinned_layout_is_the_only_one():
@@ -314,6 +318,9 @@ def test_a_cache_of_8_bits_is_pointed_at_where_only_that_fits():
     short = plan("Llama-3.1-70B", "H100", 2, work="rag", sequences=4, smaller=())
     assert short.chosen.refused
     assert "With a cache of 8 bits (--kv-cache-dtype int8) 1 x TP2, bf16 fits" in said(short)
+    tight = Objectives(ttft_p95=0.5)
+    late = plan("Llama-3.1-70B", "H100", 2, work="rag", sequences=4, smaller=(), objectives=tight)
+    assert "1 x TP2, bf16 fits, and misses an objective" in said(late)
     assert "cache of 8 bits" not in said(plan("Llama-3.1-405B", "A6000", 1))
 
 
@@ -350,6 +357,7 @@ def test_one_card_is_not_called_enough_where_nothing_meets():
     for decision in (slow, one):
         assert not decision.met
         assert "enough" not in said(decision)
+    assert "it is not memory that lacks" in said(one)
     assert "this one does" not in said(one), "smaller weights do not meet them either"
 
 
