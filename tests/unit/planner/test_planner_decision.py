@@ -332,6 +332,13 @@ def test_a_cache_of_8_bits_is_pointed_at_where_only_that_meets_the_objectives():
     assert "cache of 8 bits" not in said(slow)
 
 
+def test_a_decode_pool_holds_the_concurrency_without_a_rate_too():
+    decision = plan("Llama-3.1-8B", "A6000", 8, sequences=1200, smaller=())
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    held = decision.asked.stepper(two.layouts[1], two.form).tokens
+    assert two.replicas[1] * held >= 1200 * 1024
+
+
 def test_what_would_help_at_a_rate_that_is_too_much_is_told_at_what_is_carried():
     short = plan("Llama-3.1-70B", "H100", 2, work="writing", rate=2.0, smaller=())
     assert "with --kv-cache-dtype int8 this layout would serve" in said(short)
