@@ -181,24 +181,41 @@ def _best(asked: Asked, form: WeightFormat, pairs: list[Pair]) -> Option | None:
             layouts=(prefill.stepper.replica.layout, decode.stepper.replica.layout),
             replicas=counts,
         )
-        found = _computed(asked, bare, prefill, decode, counts)
+        found = _computed(asked, bare, prefill, decode)
         if best is None or _better(found, best):
             best = found
     return best
 
 
-def _computed(
-    asked: Asked, bare: Option, prefill: Server, decode: Server, counts: tuple[int, int]
-) -> Option:
-    def foretell(rate: float) -> Latency:
-        used = (counts[0] - spare, counts[1] - spare)
-        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, used)
-
-    spare = asked.spare if asked.work.rate is not None else 0
+def _computed(asked: Asked, bare: Option, prefill: Server, decode: Server) -> Option:
+    first, second = bare.replicas
     if asked.work.rate is not None:
-        return settled(asked, bare, foretell(asked.work.rate))
-    ceiling = min(counts[0] * prefill.prompts, counts[1] * decode.tokens)
+        return _with_room(asked, bare, prefill, decode)
+    ceiling = min(first * prefill.prompts, second * decode.tokens)
+
+    def foretell(rate: float) -> Latency:
+        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, (first, second))
+
     return most_within(asked, bare, foretell, ceiling)
+
+
+def _with_room(asked: Asked, bare: Option, prefill: Server, decode: Server) -> Option:
+    """With as many decode replicas more as it takes to have room for prompts while these are
+    computed, where so many help."""
+    first, second = (count - asked.spare for count in bare.replicas)
+    rate = asked.work.rate or 0.0
+
+    def foretell(count: int) -> Latency:
+        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, (first, count))
+
+    def works(count: int) -> bool:
+        return not foretell(count).missed(asked.objectives)
+
+    left = asked.devices.gpus - bare.replicas[0] * bare.layouts[0].gpus
+    most = left // bare.layouts[1].gpus - asked.spare
+    count = second if works(second) else least(works, second, most) or second
+    counts = (first + asked.spare, count + asked.spare)
+    return settled(asked, msgspec.structs.replace(bare, replicas=counts), foretell(count))
 
 
 def _better(one: Option, other: Option) -> bool:
