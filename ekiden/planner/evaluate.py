@@ -204,24 +204,45 @@ def _best(asked: Asked, form: WeightFormat, pairs: list[Pair]) -> Option | None:
             layouts=(prefill.stepper.replica.layout, decode.stepper.replica.layout),
             replicas=counts,
         )
-        found = _computed(asked, bare, prefill, decode, counts)
+        found = _computed(asked, bare, prefill, decode)
         if best is None or _better(found, best):
             best = found
     return best
 
 
-def _computed(
-    asked: Asked, bare: Option, prefill: Server, decode: Server, counts: tuple[int, int]
-) -> Option:
-    used = (counts[0] - asked.spare, counts[1] - asked.spare)
+def _computed(asked: Asked, bare: Option, prefill: Server, decode: Server) -> Option:
+    if asked.work.rate is not None:
+        return _with_room(asked, bare, prefill, decode)
+    first, second = (count - asked.spare for count in bare.replicas)
 
     def foretell(rate: float) -> Latency:
-        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, used)
+        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, (first, second))
 
-    if asked.work.rate is not None:
-        return settled(asked, bare, foretell(asked.work.rate))
-    ceiling = min(used[0] * prefill.prompts, used[1] * decode.tokens)
+    ceiling = min(first * prefill.prompts, second * decode.tokens)
     return most_within(asked, bare, foretell, ceiling)
+
+
+def _with_room(asked: Asked, bare: Option, prefill: Server, decode: Server) -> Option:
+    """With as many decode replicas more as it takes to have room for prompts while these are
+    computed, where so many help."""
+    first, second = (count - asked.spare for count in bare.replicas)
+    rate = asked.work.rate or 0.0
+
+    def foretell(count: int) -> Latency:
+        return disaggregated(prefill.stepper, decode.stepper, asked.work, rate, (first, count))
+
+    def works(count: int) -> bool:
+        return not foretell(count).missed(asked.objectives)
+
+    left = asked.devices.gpus - bare.replicas[0] * bare.layouts[0].gpus
+    most = left // bare.layouts[1].gpus - asked.spare
+    while most > second and not _fits(
+        asked, prefill, decode, (bare.replicas[0], most + asked.spare)
+    ):
+        most -= 1
+    count = second if works(second) else least(works, second, most) or second
+    counts = (first + asked.spare, count + asked.spare)
+    return settled(asked, msgspec.structs.replace(bare, replicas=counts), foretell(count))
 
 
 def _better(one: Option, other: Option) -> bool:

@@ -91,7 +91,7 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     if queue.load >= 1:
         return Latency(most=most, prefill_load=mean.load, limit=TOO_MANY_PROMPTS)
     found = _latency(stepper, work, queue, mean, most, rate / groups)
-    found = _later(found, "ttft", _seats(work, mean, most, rate, replicas), 1)
+    found = _later(found, _seats(work, mean, most, rate, replicas, (0.0,) * len(work.kinds)))
     tokens = max(work.fresh(kind) for kind in work.kinds)
     full = Batch(
         decode=mean.running / stepper.replica.layout.dp,
@@ -160,8 +160,9 @@ def in_time(queue: Queue, objectives: Objectives) -> bool:
 def disaggregated(
     prefill: Stepper, decode: Stepper, work: Workload, rate: float, pools: tuple[int, int]
 ) -> Latency:
-    """``pools``: replicas of prefill and of decode. The first token does not wait for KV to move,
-    the second does, for what the last chunk leaves to be sent."""
+    """``pools``: replicas of prefill and of decode. The first token waits for room in the decode
+    pool, which is kept for it before its prompt is computed, and not for KV to move; the second
+    does, for what the last chunk leaves to be sent."""
     queue = first_tokens(prefill, work, rate, pools[0])
     work = work.cached(pools[0] * prefill.tokens)
     most = room(decode, work.context)
@@ -174,7 +175,10 @@ def disaggregated(
     if link_load >= 1:
         return Latency(most=most, link_load=link_load, limit="the link cannot carry the KV in time")
     found = _latency(decode, work, queue, mean, most, 0.0)
-    found = _later(found, "tpot", _seats(work, mean, most, rate, pools[1]), work.output, transfer)
+    prompts = tuple(_first_token(prefill, work, kind) for kind in work.kinds)
+    found = _later(found, _seats(work, mean, most, rate, pools[1], prompts))
+    late = {f"tpot_p{q}": getattr(found, f"tpot_p{q}") + transfer / work.output for q in NORMAL}
+    found = msgspec.structs.replace(found, **late)
     return msgspec.structs.replace(
         found,
         prefill_load=queue.load,
@@ -276,19 +280,27 @@ def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
     return stepper.prompt(tokens, work.prompt - tokens)
 
 
-def _seats(work: Workload, mean: Mean, most: float, rate: float, replicas: int) -> Queue:
-    """For room in KV, which a request keeps while it is decoded."""
+def _seats(
+    work: Workload,
+    mean: Mean,
+    most: float,
+    rate: float,
+    replicas: int,
+    before: tuple[float, ...],
+) -> Queue:
+    """For room in KV, which a request of each kind keeps ``before`` it is decoded, in seconds, and
+    while it is."""
     services = tuple(
-        Service(share=kind.share, busy=kind.output * mean.tpot, latency=0.0) for kind in work.kinds
+        Service(share=kind.share, busy=early + kind.output * mean.tpot, latency=0.0)
+        for kind, early in zip(work.kinds, before, strict=True)
     )
     return Queue(servers=max(1, int(most * replicas)), rate=rate, services=services)
 
 
-def _later(found: Latency, figure: str, seats: Queue, tokens: float, moved: float = 0.0) -> Latency:
-    """``figure`` with the wait for room, and for what is ``moved``, spread over ``tokens``."""
-    late = {q: (seats.quantile(q / 100) + moved) / tokens for q in NORMAL}
-    names = {f"{figure}_p{q}": getattr(found, f"{figure}_p{q}") + late[q] for q in NORMAL}
-    return msgspec.structs.replace(found, **names)
+def _later(found: Latency, seats: Queue) -> Latency:
+    """With the wait for room before the first token."""
+    late = {f"ttft_p{q}": getattr(found, f"ttft_p{q}") + seats.quantile(q / 100) for q in NORMAL}
+    return msgspec.structs.replace(found, **late)
 
 
 def _latency(

@@ -17,7 +17,7 @@ from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import DISAGGREGATED, prompt_layouts
 from ekiden.planner.ring import Ring
-from ekiden.planner.serving import moved
+from ekiden.planner.serving import disaggregated, moved
 from ekiden.planner.steps import Batch
 from ekiden.planner.why import why
 from ekiden.planner.work import Scores
@@ -156,10 +156,15 @@ def test_r21_beyond_a_host_cp_gains_where_all_reduces_lose():
     assert cut.communication < 0.5 * wide.communication
 
 
+PCIE = "rtx_pro_6000_server"
+"""A card with room for several long contexts, and without NVLink."""
+
+
 def long_prompts(card: str, per_host: int, ttft: float, **more) -> Decision:
     model = more.pop("model", "Llama-3.1-8B")
     asked = question(model, card, per_host, length=131_072, smaller=(), **more)
-    work = Workload(name="long", kinds=(Requests(prompt=120_000, output=200),), rate=0.02)
+    kinds = (Requests(prompt=120_000, output=200),)
+    work = Workload(name="long", kinds=kinds, rate=0.05 if card == PCIE else 0.02)
     wanted = Objectives(ttft_p95=ttft, tpot_p95=0.1)
     return decide(msgspec.structs.replace(asked, work=work, objectives=wanted))
 
@@ -175,7 +180,7 @@ def without_cp(monkeypatch, *args, **more) -> Decision:
 
 @pytest.mark.parametrize(
     ("asked", "more"),
-    [(("A6000", 8, 28.5), {}), (("H100", 8, 5.0), {"model": "Llama-3.1-70B", "hosts": 4})],
+    [((PCIE, 8, 9.7), {}), (("H100", 8, 5.0), {"model": "Llama-3.1-70B", "hosts": 4})],
 )
 def test_r37_cp_wins_over_pcie_and_across_hosts_where_it_keeps_ttft_on_fewer_gpus(
     monkeypatch, asked, more
@@ -189,7 +194,7 @@ def test_r37_cp_wins_over_pcie_and_across_hosts_where_it_keeps_ttft_on_fewer_gpu
 
 
 def test_r37_what_cp_brings_is_said_in_seconds_with_and_without():
-    decision = long_prompts("A6000", 8, 30.0)
+    decision = long_prompts(PCIE, 8, 12.0)
     assert "computed in chunks of 4096. Context parallelism cuts each over 2 groups" in said(
         decision
     )
@@ -258,6 +263,18 @@ def test_cp_is_tried_where_only_it_keeps_ttft_though_others_serve_more():
 
 
 def test_stages_compute_the_prompts_of_two_pools_where_they_save_gpus(monkeypatch):
-    chosen = without_cp(monkeypatch, "A6000", 8, 40.0).chosen
+    chosen = without_cp(monkeypatch, PCIE, 8, 12.0).chosen
     assert chosen.layouts == (Layout(pp=2), Layout())
     assert chosen.gpus == 5
+
+
+def test_decode_has_room_for_prompts_while_they_are_computed():
+    decision = long_prompts("A6000", 8, 40.0)
+    two = next(one for one in decision.lost if one.kind == DISAGGREGATED)
+    assert two.works
+    assert two.replicas == (2, 2)
+    prefill, decode = (decision.asked.stepper(layout, two.form) for layout in two.layouts)
+    assert decode.tokens < 2 * 120_200, "of two requests on one card the second waits"
+    fewer = disaggregated(prefill, decode, decision.asked.work, 0.02, (2, 1))
+    assert fewer.ttft_p95 > 40.0
+    assert fewer.tpot_p95 < 0.1, "once it has room it waits for nobody"

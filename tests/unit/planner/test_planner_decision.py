@@ -461,3 +461,13 @@ def test_stages_compute_prompts_where_nothing_else_is_quick_enough():
     assert chosen.works
     assert chosen.kind == DISAGGREGATED
     assert [layout.pp > 1 for layout in chosen.layouts] == [True, False]
+
+
+def test_spare_replicas_are_added_to_both_of_two_pools():
+    fields = {"weights": "fp8", "work": "rag", "rate": 3, "objectives": TIGHT, "smaller": ()}
+    bare, safe = (
+        plan("Llama-3.1-70B", "H100", 8, hosts=2, spare=spare, **fields).chosen for spare in (0, 1)
+    )
+    assert bare.layouts == safe.layouts
+    assert safe.replicas == tuple(count + 1 for count in bare.replicas)
+    assert safe.latency == bare.latency, "foretold with one of each lost"

@@ -15,8 +15,8 @@ from ekiden.planner.devices import devices
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.queueing import Queue, Service, erlang_c, many_servers, poisson_quantile
-from ekiden.planner.serving import aggregated, disaggregated
-from ekiden.planner.workload import WORKLOADS, workload
+from ekiden.planner.serving import aggregated, disaggregated, first_tokens
+from ekiden.planner.workload import WORKLOADS, Requests, Workload, workload
 
 CHAT, RAG = WORKLOADS["chat"], WORKLOADS["rag"]
 
@@ -173,3 +173,18 @@ def test_a_quantile_is_where_that_share_has_its_answer(kinds, load, share):
     found = asked.quantile(share)
     assert answered(found * (1 + 1e-9) + 1e-9) >= share - 1e-6
     assert answered(found * (1 - 1e-6) - 1e-6) <= share + 1e-6
+
+
+def test_room_in_decode_is_kept_from_before_a_prompt_until_its_answer_is_written():
+    one = stepper("Llama-3.1-8B", "A6000", length=131_072)
+    kind = Requests(prompt=120_000, output=200)
+    work, rate = Workload(name="long", kinds=(kind,)), 0.01
+    found = disaggregated(one, one, work, rate, (8, 1))
+    prompt = one.told.request_s + one.prompt(120_000).total
+    kept = prompt + 200 * one.decode(1, work.context).total
+    assert int(room(one, work.context)) == 1
+    seat = Queue(
+        servers=1, rate=rate, services=(Service(share=1.0, busy=kept, latency=0.0),)
+    ).quantile(0.95)
+    waits = first_tokens(one, work, rate, 8).quantile(0.95)
+    assert found.ttft_p95 == pytest.approx(waits + seat, rel=0.01)
