@@ -272,7 +272,8 @@ def _servable(option: dict[str, Any] | None) -> Iterator[str]:
     if option is None:
         yield "  Nothing else that was computed is served either."
         return
-    yield _wrapped(f"The best that is served: {option['name']}: {option['compared']}.")
+    best = "The best that is served" if option["works"] else "What is served meets less; nearest"
+    yield _wrapped(f"{best}: {option['name']}: {option['compared']}.")
     if option["pin"]:
         yield _wrapped(f"Its plan, with flags: the same question with {option['pin']}.")
     else:

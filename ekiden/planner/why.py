@@ -89,7 +89,8 @@ def _room(decision: Decision) -> str:
     if one.refused:
         return f"It does not fit on one {card}: {one.refused}. So the model is split."
     if chosen.failure_domain > 1:
-        return f"It fits on one {card}, and is split all the same. TP1: {lost(decision, one)}."
+        said = f"It fits on one {card}{form}, and is split all the same"
+        return f"{said}. TP1: {lost(decision, one)}."
     if chosen.gpus == 1 and not decision.met:
         return f"It fits on one {card}{form}: it is not memory that lacks."
     if chosen.gpus == 1 and decision.asked.devices.gpus == 1:

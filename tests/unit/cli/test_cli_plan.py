@@ -115,6 +115,13 @@ def test_what_is_served_in_place_of_a_plan_is_named_with_its_option(printed):
     assert pinned["deploy"]["hosts"]
 
 
+def test_what_is_served_but_meets_less_is_not_called_the_best(printed):
+    words = ("Llama-3.1-70B", "--gpu", "A6000", "--gpus-per-host", "8", "--workload", "rag")
+    told = " ".join(printed(*words).partition("\nDeploy\n")[2].split())
+    assert "does not serve context parallelism" in told
+    assert "What is served meets less; nearest: 1 x TP2 x PP4, bf16: too slow: TTFT P95" in told
+
+
 def test_a_plan_without_flags_writes_no_files_that_deploy_and_says_why(capsys, tmp_path: Path):
     words = ("plan", "Mixtral-8x7B", "--gpu", "H200", "--out", str(tmp_path))
     assert main(list(words)) == 0
