@@ -17,7 +17,7 @@ from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Workload
 
 CIRCLES = 4
-"""Slower replicas are busy for longer and slow their neighbours more: so often that is followed."""
+"""Slower replicas are busy for longer, and slow their neighbours more: followed so often."""
 _RATES = ("bandwidth_gbps", "bf16_tflops", "fp8_tflops", "fp4_tflops")
 _COSTS = ("layer_s", "step_s", "sequence_s", "expert_s")
 
