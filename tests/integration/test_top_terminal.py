@@ -33,9 +33,11 @@ async def registered(url: str) -> AsyncIterator[None]:
     lives = [Registration(url, record) for record in records]
     for life in lives:
         await life.start()
-    yield
-    for life in lives:
-        await life.close()
+    try:
+        yield
+    finally:
+        for life in lives:
+            await life.close()
 
 
 class Screen:
@@ -74,9 +76,11 @@ class Screen:
 
 @asynccontextmanager
 async def top(url: str, screen: Screen) -> AsyncIterator[asyncio.subprocess.Process]:
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ekiden.cli", "top", "--redis", url, "--interval", "0.2"),
         *("--url", "http://127.0.0.1:1"),
+        env=env,  # they would say how large a terminal is without asking it
         stdout=screen.terminal,
         stderr=asyncio.subprocess.PIPE,
     )
