@@ -75,20 +75,29 @@ async def measure(
     """
     points = []
     for number, look in enumerate(wanted):
-        config = msgspec.structs.replace(
-            base,
-            workload=Drawn(shapes=(look.shape,), seed=number, salt=base.workload_name),
-            loads=(Load(kind="concurrency", value=look.together),),
-            arrival="closed",
-            count=look.requests,
-            duration_s=0.0,
-            warmups=look.together,
-        )
-        result = await run(config, _quiet, _ignore)
-        points.append(look.point(_whole(result, look)))
+        points.append(await look_at(base, look, number))
         seen(points[-1])
         progress("calibrate", number + 1, len(wanted))
     return points
+
+
+async def look_at(base: BenchConfig, look: Look, seed: int) -> Point:
+    """One point; ``seed`` of prompts that were not asked before. Raises as ``measure`` does."""
+    workload = Drawn(shapes=(look.shape,), seed=seed, salt=base.workload_name)
+    config = configured(base, workload, look.together)
+    config = msgspec.structs.replace(config, count=look.requests, warmups=look.together)
+    return look.point(_whole(await run(config, _quiet, _ignore), look))
+
+
+def configured(base: BenchConfig, workload: Drawn, together: int) -> BenchConfig:
+    """``together`` requests at a time of ``workload``."""
+    return msgspec.structs.replace(
+        base,
+        workload=workload,
+        loads=(Load(kind="concurrency", value=together),),
+        arrival="closed",
+        duration_s=0.0,
+    )
 
 
 def _whole(result: Result, look: Look) -> Level:

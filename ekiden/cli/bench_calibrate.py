@@ -16,6 +16,7 @@ from ekiden.core import env
 
 if TYPE_CHECKING:
     from ekiden.bench.config import BenchConfig
+    from ekiden.planner.calibration import Calibration
     from ekiden.planner.fitting import Fitted
     from ekiden.planner.hardware import Gpu
     from ekiden.planner.memory import Replica
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   ekiden bench calibrate DIR -o here.json                on a CPU: its rates are measured as well
   ekiden bench calibrate DIR -o h100.json --gpu H100     on a GPU: shares of its data sheet
+  ekiden bench calibrate DIR --two-pools --calibration here.json -o here.json
+                                                         and what pools on one CPU cost one another
 
 Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU or of the cores
 that a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration
 here.json` then plans for this machine. What the points say nothing about, such as links, stays as
-in --calibration.
+in --calibration. For --two-pools start one prefill and one decode replica instead, which hand over
+every prompt (`ekiden up DIR --local-prefill-tokens 0`); only what they cost one another is added.
 """
 
 
@@ -41,6 +45,9 @@ def add_calibrate(verbs: Any) -> None:
     add("-o", "--output", type=Path, default=Path("calibration.json"), metavar="FILE",
         help="the constants, as `ekiden plan --calibration` reads them "
         "(default: calibration.json)")  # fmt: skip
+    add("--two-pools", action="store_true",
+        help="measure by how much a prefill and a decode replica of one CPU slow one another down, "
+        "and add that to --calibration FILE")  # fmt: skip
     add("--gpu", default="", metavar="NAME", help="of the replica (default: this host's CPU)")
     add("--cores", type=at_least(0), default=0, metavar="N",
         help="that the replica has, where it runs on a CPU (default: 0, all)")  # fmt: skip
@@ -61,6 +68,54 @@ def add_calibrate(verbs: Any) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> int:
+    return _two_pools(args) if args.two_pools else _one_replica(args)
+
+
+def _two_pools(args: argparse.Namespace) -> int:
+    import asyncio
+
+    import msgspec
+
+    from ekiden.bench.beside import measure
+    from ekiden.cli.plan_options import told_by
+    from ekiden.core.errors import SetupError
+    from ekiden.planner.calibration import check
+
+    believed = told_by(args.calibration)
+    if believed.device is None:
+        raise SetupError(
+            f"--two-pools adds to a calibration of this machine, and {args.calibration!r} is none: "
+            "measure one replica first (`ekiden bench calibrate DIR -o here.json`), then choose "
+            "--calibration here.json"
+        )
+    bar = Bar(unit=lambda total: f"{total} rounds")
+    try:
+        prompt, token = asyncio.run(measure(_config(args), bar))
+    finally:
+        bar.close()
+    named = msgspec.structs.replace(
+        believed,
+        name=args.output.stem,
+        beside_decode=round(prompt.times, 3),
+        beside_prompts=round(token.times, 3),
+    )
+    _write(args.output, check(named))
+    for one, neighbour in ((prompt, "decode"), (token, "prefill")):
+        print(
+            f"{one.alone!s:<32} {_ms(one.alone.seconds)}, {_ms(one.busy.seconds)} beside a busy "
+            f"{neighbour}: {one.times:.2f} times"
+        )
+    print(f"written: {args.output}")
+    return 0
+
+
+def _write(file: Path, told: Calibration) -> None:
+    import msgspec
+
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=2))
+
+
+def _one_replica(args: argparse.Namespace) -> int:
     import asyncio
 
     import msgspec
@@ -84,7 +139,7 @@ def _calibrate(args: argparse.Namespace) -> int:
     source = f"fitted to {len(points)} points of {model} on one replica"
     named = msgspec.structs.replace(begun, name=args.output.stem, source=source)
     found = fit(points, replica, named)
-    args.output.write_bytes(msgspec.json.format(msgspec.json.encode(found.calibration), indent=2))
+    _write(args.output, found.calibration)
     print(table(found))
     print(f"written: {args.output}")
     return 0

@@ -12,6 +12,7 @@ import msgspec
 from ekiden.core.errors import SetupError
 from ekiden.measures.goodput import Slo
 from ekiden.planner.decision import Decision
+from ekiden.planner.neighbours import beside
 from ekiden.planner.options import DISAGGREGATED
 from ekiden.planner.trace import read_trace
 from ekiden.sim.asked import Asked, drawn, replayed
@@ -57,11 +58,10 @@ def scenario(decision: Decision) -> Scenario:
     asked, chosen = decision.asked, decision.chosen
     steppers = [asked.stepper(layout, chosen.form) for layout in chosen.layouts]
     counts = [count - asked.spare for count in chosen.replicas]
+    pools = (counts[0] if chosen.kind == DISAGGREGATED else 0, counts[-1])
+    prefill, decode = beside(steppers[0], steppers[-1], asked.work, chosen.rate, pools)
     return Scenario(
-        prefill=counts[0] if chosen.kind == DISAGGREGATED else 0,
-        decode=counts[-1],
-        prefill_stepper=steppers[0],
-        decode_stepper=steppers[-1],
+        prefill=pools[0], decode=pools[1], prefill_stepper=prefill, decode_stepper=decode
     ).check()
 
 

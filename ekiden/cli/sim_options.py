@@ -138,11 +138,14 @@ def subject(args: argparse.Namespace) -> Question:
 def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scenario]]:
     """A name and a scenario for each ratio and policy. Raises SetupError for what cannot be."""
     from ekiden.planner.layout import Layout
+    from ekiden.planner.neighbours import beside
     from ekiden.sim.scenario import Scenario
 
     stepper = _fitting(asked, asked.pinned or Layout())
+    rate = (asked.work.rate or 0.0) * args.trace_speed
     for ratio in args.ratio:
         prefill, decode = _shared_out(ratio, args.replicas)
+        one, other = beside(stepper, stepper, asked.work, rate, (prefill, decode))
         for policy in args.policy:
             name = f"{prefill}:{decode}" + (f" {policy}" if len(args.policy) > 1 else "")
             yield (
@@ -150,8 +153,8 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
                 Scenario(
                     prefill=prefill,
                     decode=decode,
-                    prefill_stepper=stepper,
-                    decode_stepper=stepper,
+                    prefill_stepper=one,
+                    decode_stepper=other,
                     policy=policy,
                     block_size=args.block_size,
                     blocks=args.num_gpu_blocks_override,

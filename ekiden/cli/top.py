@@ -111,8 +111,18 @@ def show(title: str, view: View, *, live: bool) -> None:
     """On a terminal in place of what was there; else below it."""
     from ekiden.cli.top_view import screen
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
-    text = f"{title}\n{screen(view, width)}\n"
+    columns, lines = shutil.get_terminal_size() if sys.stdout.isatty() else (1000, 0)
+    text = f"{title}\n{screen(view, columns)}\n"
     if live and sys.stdout.isatty():
-        text = _HOME + text.replace("\n", f"{_LINE}\n") + _REST
+        text = _HOME + _cut(text, lines).replace("\n", f"{_LINE}\n") + _REST
     print(text, end="" if live else "\n", flush=True)
+
+
+def _cut(text: str, lines: int) -> str:
+    """No more than a terminal of ``lines`` shows: what scrolls cannot be drawn over."""
+    found = text.splitlines()
+    if len(found) < lines:
+        return text
+    kept = max(1, lines - 2)
+    hidden = len(found) - kept
+    return "\n".join([*found[:kept], f"... {hidden} more lines: --once prints them all"]) + "\n"

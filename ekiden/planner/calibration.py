@@ -72,6 +72,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of the network's rate for a GPU."""
     balance: float = 0.8
     """Mean load of the ranks that hold experts over the load of the busiest."""
+    beside_decode: float = 1.0
+    """Time of a prompt while another replica of its host decodes, over its time alone; 1 for GPUs,
+    which share neither memory nor cores."""
+    beside_prompts: float = 1.0
+    """Time of a decode step while another replica of its host computes prompts, over its time
+    alone."""
     median_error: float | None = None
     """Of TPOT on what it was fitted to; None: not measured."""
     device: Gpu | None = None
@@ -135,4 +141,6 @@ def check(found: Calibration) -> Calibration:
             raise SetupError(f"calibration {name} {value:g} is not a share: above 0 and up to 1")
         if name.endswith("_s") and not 0 <= value < 10:
             raise SetupError(f"calibration {name} {value:g} is not seconds: choose 0 to 10")
+        if name.startswith("beside_") and not 1 <= value <= 10:
+            raise SetupError(f"calibration {name} {value:g} slows nothing down: choose 1 to 10")
     return found

@@ -10,6 +10,7 @@ import msgspec
 
 from ekiden.planner.closed import room
 from ekiden.planner.hosts import has_room
+from ekiden.planner.neighbours import aggregated, disaggregated
 from ekiden.planner.options import (
     AGGREGATED,
     DISAGGREGATED,
@@ -23,8 +24,6 @@ from ekiden.planner.precision import WeightFormat
 from ekiden.planner.queueing import Queue
 from ekiden.planner.serving import (
     Latency,
-    aggregated,
-    disaggregated,
     first_tokens,
     in_time,
     moved,
