@@ -12,7 +12,8 @@ from ekiden.sim.costs import Costs
 from ekiden.sim.loop import Loop
 from ekiden.sim.prompts import Prompts
 from ekiden.sim.registry import Life, Registry
-from ekiden.sim.replica import Replica, Setup
+from ekiden.sim.replica import Replica
+from ekiden.sim.steps import Setup
 from ekiden.sim.scenario import Scenario
 
 ROLES = ("prefill", "decode")

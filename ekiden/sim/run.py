@@ -166,10 +166,10 @@ def _span(replica: Replica, seconds: float) -> Span:
         name=replica.name,
         gpus=replica.setup.gpus,
         seconds=seconds,
-        busy_s=replica.busy_s,
+        busy_s=replica.steps.busy_s,
         wire_s=replica.wire.busy_s,
-        computed_tokens=replica.computed_tokens,
-        sampled_tokens=replica.sampled_tokens,
+        computed_tokens=replica.steps.computed_tokens,
+        sampled_tokens=replica.steps.sampled_tokens,
     )
 
 
