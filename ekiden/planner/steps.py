@@ -19,6 +19,7 @@ from ekiden.planner.hardware import Gpu
 from ekiden.planner.memory import Memory, Replica, memory
 from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
+from ekiden.planner.routed import Routed
 from ekiden.planner.work import StageWork, stage_works
 
 GIGA, TERA = 1e9, 1e12
@@ -35,6 +36,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of prompts."""
     seen: float = 0.0
     """Tokens that each of these sees, on average."""
+    routed: Routed | None = None
+    """How its tokens fall on ranks with experts; None: as unevenly as the calibration says."""
 
     @property
     def tokens(self) -> float:
@@ -157,6 +160,16 @@ class Stepper:
         """Seconds of a step's slowest stage: so long after it the next step may follow."""
         return _slowest(self._stages(batch))
 
+    def dispatch(self, batch: Batch) -> float:
+        """Seconds of a step that a mean rank is in dispatch and combine of experts: the messages,
+        and the wait there for the rank with the most to do. Of a batch that is ``routed``."""
+        found = 0.0
+        for pace, count in self._paces:
+            if pace.work.sparse_layers and batch.routed is not None:
+                busiest, mean = self._routed(pace, batch, batch.routed)
+                found += count * (self._dispatched(pace, batch) + busiest - mean)
+        return found
+
     def prompt(self, tokens: float, before: float = 0.0) -> Split:
         """From a prompt's first chunk to its first token; ``before``: tokens that were cached.
 
@@ -227,9 +240,17 @@ class Stepper:
         found = max(pace.reading, batch.tokens * pace.token + rows * pace.row)
         if not pace.work.sparse_layers:
             return found
+        if batch.routed is not None:
+            return found + self._routed(pace, batch, batch.routed)[0]
         tokens = batch.tokens * self.replica.layout.dp
         touched = pace.work.touched(tokens)
         return found + max(pace.expert_reading * touched, tokens * pace.expert_token)
+
+    def _routed(self, pace: Pace, batch: Batch, routed: Routed) -> tuple[float, float]:
+        """Seconds in experts of the rank with the most to do, and of a mean one."""
+        tokens = batch.tokens * self.replica.layout.dp
+        even = pace.expert_token * self.told.balance
+        return routed.seconds(pace.expert_reading, tokens * even)
 
     def _attention(self, pace: Pace, batch: Batch) -> float:
         work, found = pace.work, 0.0
@@ -249,14 +270,29 @@ class Stepper:
     def _communication(self, pace: Pace, batch: Batch) -> float:
         """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
         all-to-alls."""
-        layout, work = self.replica.layout, pace.work
-        size = batch.tokens * self.replica.geometry.hidden * ACTIVATION_BYTES
-        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
-        time = (2 * work.layers - dealt) * self.links.all_reduce(layout.tp, size)
-        if dealt:
-            sent = size * self._top_k / layout.tp
-            time += 2 * dealt * self.links.all_to_all(layout.ep, sent)
-        return time
+        work, size = pace.work, self._size(batch)
+        dealt = work.sparse_layers if self._deals else 0
+        time = (2 * work.layers - dealt) * self.links.all_reduce(self.replica.layout.tp, size)
+        return time + self._dispatched(pace, batch)
+
+    def _dispatched(self, pace: Pace, batch: Batch) -> float:
+        """All-to-alls: those of the rank to which, and from which, most goes."""
+        if not self._deals or not pace.work.sparse_layers:
+            return 0.0
+        layout = self.replica.layout
+        sent = self._size(batch) * self._top_k / layout.tp
+        if batch.routed is not None:
+            sent *= batch.routed.busiest
+        return 2 * pace.work.sparse_layers * self.links.all_to_all(layout.ep, sent)
+
+    def _size(self, batch: Batch) -> float:
+        """Bytes of the activations between two layers."""
+        return batch.tokens * self.replica.geometry.hidden * ACTIVATION_BYTES
+
+    @property
+    def _deals(self) -> bool:
+        """Whether experts are dealt over DP groups."""
+        return self.replica.layout.dp > 1 and self.replica.layout.ep > 1
 
 
 def _through(stages: list[tuple[Split, int]]) -> Split:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ekiden.sim.asked import Asked
+
 
 class Owner(Protocol):
     """Hears what becomes of its sequence."""
+
+    asked: Asked
+    """The request that it is of."""
 
     def ready(self) -> None:
         """The hand-off's turn is near."""

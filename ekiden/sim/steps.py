@@ -16,7 +16,8 @@ from ekiden.engine.meters import Meters
 from ekiden.engine.scheduling.schedule import Limits, Schedule, ScheduledChunk
 from ekiden.engine.scheduling.scheduler import Scheduler
 from ekiden.engine.scheduling.sequence import Sequence
-from ekiden.sim.costs import Costs
+from ekiden.sim.costs import Cost, Costs
+from ekiden.sim.experts import Experts
 from ekiden.sim.loop import Loop
 from ekiden.sim.owner import Owner
 from ekiden.sim.stride import Stride, advance, stride
@@ -35,6 +36,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 1
     strides: bool = True
     """False: every step by itself, the reference for the test."""
+    experts: Experts | None = None
+    """None: their ranks share the tokens as the latency model says."""
 
 
 class _Step(NamedTuple):
@@ -103,11 +106,18 @@ class Steps:
         waits = bool(self._scheduler.queues.waiting)
         decodes = all(chunk.stop - chunk.start == 1 for chunk in schedule.chunks)
         self.blocked = waits and decodes and schedule.budget > 0
-        cost = self._setup.costs.step(schedule.chunks)
+        cost = self._cost(schedule.chunks)
         begin = max(self._loop.now(), self._free_at)
         self._free_at = begin + cost.occupied
         self._fly(schedule, begin, begin + cost.latency)
         return True
+
+    def _cost(self, chunks: list[ScheduledChunk]) -> Cost:
+        costs, experts = self._setup.costs, self._setup.experts
+        if experts is None:
+            return costs.step(chunks)
+        numbers = (self.owners[chunk.sequence.number].asked.number for chunk in chunks)
+        return experts.step(costs, chunks, numbers)
 
     def _fly(self, schedule: Schedule, begin: float, end: float) -> None:
         for chunk in schedule.chunks:
