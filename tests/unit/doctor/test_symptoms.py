@@ -28,8 +28,13 @@ from ekiden.doctor.symptoms import SYMPTOMS, diagnose
 def test_healthy_evidence_of_every_kind_is_clean() -> None:
     found = diagnose(HEALTHY)
     assert found.findings == ()
+    assert found.unseen == ()
+    assert len(found.clean) == len(SYMPTOMS)
+
+
+def test_experts_that_nobody_tells_of_are_not_called_even() -> None:
+    found = diagnose(spoilt(*(replace(one, experts=()) for one in HEALTHY.situations)))
     assert [one.requirement for one in found.unseen] == ["R46"]
-    assert len(found.clean) == 12
 
 
 def test_every_row_of_the_table_is_there_once() -> None:
