@@ -1,4 +1,4 @@
-"""Options of ``ekiden sim`` for mixtures of experts: how a replica deals them out, how they are hit."""
+"""Options of ``ekiden sim`` for mixtures of experts: how they are dealt out, how they are hit."""
 
 from __future__ import annotations
 

@@ -101,4 +101,3 @@ def _sums(chunks: list[ScheduledChunk]) -> tuple[int, int, int, int]:
             tokens += length
             seen += length * (chunk.start + chunk.stop)
     return rows, context, tokens, seen
-

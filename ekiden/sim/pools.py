@@ -118,9 +118,6 @@ class Pools:
 def setup(scenario: Scenario, role: str, experts: Experts | None) -> Setup:
     """What the replicas of a pool have in common, from the planner's sums."""
     stepper = scenario.steppers[role]
-| None = None) -> Setup:
-    """What the replicas of a pool have in common, from the planner's sums."""
-    stepper = scenario.prefill_stepper if role == "prefill" else scenario.decode_stepper
     layout, resolved = stepper.replica.layout, stepper.replica.resolved
     return Setup(
         role=role,

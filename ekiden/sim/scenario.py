@@ -121,4 +121,3 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                     f"{layout} has a part of every expert of {name}: choose EP 2 or more "
                     "(--enable-expert-parallel, with -tp or -dp)"
                 )
-

@@ -29,7 +29,10 @@ JITTERY = Times(count=200, p50=0.012, p95=0.2, p99=0.3)
 UNEVEN = replace(DECODE, pp=2, stage_idle=(0.1, 0.6))
 BUBBLE = replace(DECODE, pp=2, stage_idle=(0.6, 0.62))
 HOT = replace(
-    EXPERTS, hottest=6.0, dispatch_share=0.4, balancedness=Balancedness(p50=0.5, p95=0.45, worst=0.3)
+    EXPERTS,
+    hottest=6.0,
+    dispatch_share=0.4,
+    balancedness=Balancedness(p50=0.5, p95=0.45, worst=0.3),
 )
 BY_KIND = replace(HOT, balancedness=Balancedness(p50=0.8, p95=0.5, worst=0.3))
 UNSTEADY = Times(count=200, p50=0.012, p95=0.02, p99=0.03)
@@ -245,7 +248,9 @@ NEAR: dict[str, tuple[str, Evidence]] = {
     ),
     "requests whose KV is on its way over a slow wire": (
         "R51",
-        spoilt(replace(WATCHED, in_flight=80.0, replicas=(PREFILL, replace(DECODE, receiving=70.0)))),
+        spoilt(
+            replace(WATCHED, in_flight=80.0, replicas=(PREFILL, replace(DECODE, receiving=70.0)))
+        ),
     ),
     "a replica that receives KV beside one that queues": (
         "R50",

@@ -110,6 +110,7 @@ def test_each_level_is_a_situation_and_a_rate_without_end_is_infinite(tmp_path: 
     first, second = told(tmp_path / "run.json", level(), level(name="inf", load="rate", value=None))
     assert first.load != second.load == Load(kind="rate", value=math.inf)
 
+
 def test_schemas_are_those_of_the_rooms_that_write_the_files() -> None:
     assert set(KINDS) == {SCHEMA, figures.SCHEMA}
 
@@ -126,4 +127,3 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str, says: st
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(SetupError, match=says):
         read(tmp_path / "x.json")
-

@@ -137,8 +137,8 @@ def test_what_the_client_did_wrong_is_no_failure_of_the_deployment() -> None:
 def test_without_a_registry_the_gateway_tells_of_its_replicas() -> None:
     gateway = Gateway(
         record(
-            running=3, waiting=1, receiving=2, kv_blocks_total=10, kv_blocks_held=4, collective_share=0.25,
-            stage_idle=(0.1, 0.3),
+            running=3, waiting=1, receiving=2, kv_blocks_total=10, kv_blocks_held=4,
+            collective_share=0.25, stage_idle=(0.1, 0.3),
         ),
         record("p-1"),
     )  # fmt: skip
