@@ -47,9 +47,9 @@ ENOUGH_TOKENS = 20
 hottest of some hundred has less than twice as many."""
 DISPATCH = 0.25
 """Of a step in dispatch and combine, the wait for the busiest rank included."""
-TAIL = 1.5
-"""P99 of TPOT over its median. An answer's TPOT is a mean over its steps, so single steps differ by
-more."""
+TAIL = 2.5
+"""P99 of TPOT over its median, where nothing else shows that the ranks wait. An answer's TPOT is a
+mean over its steps: single steps differ by more."""
 SWING = 1.2
 """Between the busiest rank at P95 and at P50."""
 ENOUGH_STEPS = 100

@@ -65,9 +65,8 @@ def _pool(pool: Pool) -> str:
 
 def _experts(role: str, load: ExpertLoad) -> str:
     even = load.balancedness
-    points = (("P50", even.p50), ("P95", even.p95), ("worst", even.worst))
-    times = ", ".join(f"{1 / share:.2f} at {name}" for name, share in points)
     return (
-        f"experts of {role}: the busiest rank had {times} of the mean; dispatch and combine, with "
+        f"experts of {role}: the busiest rank had {1 / even.p50:.2f} of the mean at P50, "
+        f"{1 / even.p95:.2f} at P95 and {1 / even.worst:.2f} at worst; dispatch and combine, with "
         f"the wait for it, {load.dispatch_share:.0%} of a step"
     )

@@ -35,7 +35,7 @@ HOT = replace(
     balancedness=Balancedness(p50=0.5, p95=0.45, worst=0.3),
 )
 BY_KIND = replace(HOT, balancedness=Balancedness(p50=0.8, p95=0.5, worst=0.3))
-UNSTEADY = Times(count=200, p50=0.012, p95=0.02, p99=0.03)
+UNSTEADY = Times(count=200, p50=0.012, p95=0.02, p99=0.05)
 
 CASES: dict[str, tuple[str, Evidence, str]] = {
     "mostly collectives": (
