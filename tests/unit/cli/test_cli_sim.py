@@ -69,6 +69,7 @@ def test_the_data_has_the_names_of_a_bench_result(printed):
         assert 0 < run[figure]["p50"] <= run[figure]["p95"] <= run[figure]["p99"]
     assert run["goodput"]["share"] == 1.0
     assert [pool["role"] for pool in run["pools"]] == ["prefill", "decode"]
+    assert not any("experts" in pool for pool in run["pools"])
     assert sum(run["prompt_sources"].values()) == 40 * 200
 
 

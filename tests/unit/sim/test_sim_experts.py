@@ -93,9 +93,21 @@ def test_a_step_takes_as_long_as_its_busiest_rank() -> None:
     busiest = 3.0 * 8 / 10
     products = (as_told - level) / (1 / told.balance - 1)
     assert uneven - level == pytest.approx((busiest - 1) * products)
-    assert one.dispatch(Batch(**batch, routed=Routed(hot, even))) > one.dispatch(
-        Batch(**batch, routed=Routed(even, even))
+
+
+def test_messages_take_as_long_as_those_of_the_rank_to_which_most_goes() -> None:
+    one, even = mixture(), np.ones((1, 8))
+    hot = even + 7 * np.eye(8)[:1]
+    level, uneven = (
+        Batch(prefill=4096.0, seen=100.0, routed=Routed(rank, even)) for rank in (even, hot)
     )
+    size = 4096 * one.replica.geometry.hidden * 2 * 8
+    fabric = 2 * 48 * (one.links.all_to_all(8, size * 8 * 8 / 15) - one.links.all_to_all(8, size))
+    added = one.mixed(uneven).communication - one.mixed(level).communication
+    assert added == pytest.approx(fabric)
+    waited = one.dispatch(uneven) - one.dispatch(level) - fabric
+    products = one.mixed(uneven).weights - one.mixed(level).weights
+    assert waited == pytest.approx(products, rel=0.05), "all but the busiest wait for it"
 
 
 def test_a_rank_reads_the_experts_that_its_tokens_take() -> None:
