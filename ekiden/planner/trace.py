@@ -56,7 +56,7 @@ def read_trace(file: Path) -> list[Line]:
 def _line(file: Path, number: int, row: bytes) -> Line:
     try:
         line = msgspec.json.decode(row, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise SetupError(
             f"--trace {file} line {number} is no request ({error}): each line is a JSON object "
             "of timestamp (ms), input_length, output_length and, where prompts share a beginning, "

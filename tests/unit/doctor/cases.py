@@ -202,6 +202,9 @@ NEAR: dict[str, tuple[str, Evidence]] = {
     "a difference that nobody sees": ("R44", watched(tpot=QUICK)),
     "a pipeline with one request": ("R45", with_replica(replace(UNEVEN, running=1.0, waiting=0.0))),
     "hot experts that nobody feels": ("R46", mixture(replace(HOT, dispatch_share=0.1))),
+    "hot experts on ranks that share the tokens": (
+        "R46", mixture(replace(HOT, balancedness=EXPERTS.balancedness))
+    ),
     "a mixture over a slow link": ("R46", mixture(replace(EXPERTS, dispatch_share=0.7))),
     "a mixture with an unsteady tail of its own": (
         "R46", mixture(EXPERTS, tpot=replace(ANSWERS.tpot, p99=0.5))

@@ -115,6 +115,11 @@ def test_two_causes_of_one_symptom_are_ranked() -> None:
     assert [one.confidence for one in found] == sorted((c.confidence for c in found), reverse=True)
 
 
+def test_experts_that_are_hot_now_and_then_are_not_said_to_be_hot_always() -> None:
+    (cause,) = causes(CASES["experts that are hot for one kind of prompt"][1], "R46")
+    assert "kinds of prompts" in cause.what
+
+
 def test_a_lost_replica_whose_pool_lives_on_matters_less_than_a_whole_pool() -> None:
     gone = replace(DECODE, lost="gone")
     (alone,) = causes(spoilt(replace(WATCHED, replicas=(gone, PREFILL))), "R49")
