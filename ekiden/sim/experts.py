@@ -2,10 +2,11 @@
 
 Popularity follows Zipf's law: of a layer's experts, the n-th most popular one is wanted in
 proportion to n^-skew. A prompt has a domain, and each domain has favourites of its own in each
-layer, as experts of OLMoE have theirs for code, papers or the web (Muennighoff et al.,
-arXiv:2409.02060, section 5): a step whose prompts are of one kind is more uneven than a mixed one.
-A token takes each expert by itself, with the chance that makes ``top_k`` of them in the mean, so
-none twice. Shape suffixes: D domains, L layers, E experts, R ranks.
+layer, as experts of OLMoE specialise in the domain of a text (Muennighoff et al.,
+arXiv:2409.02060): a step whose prompts are of one kind is more uneven than a mixed one. A token
+takes each expert by itself, with the chance that makes ``top_k`` of them in the mean: none twice.
+
+Shape suffixes: D domains, L layers, E experts, R ranks.
 """
 
 from __future__ import annotations

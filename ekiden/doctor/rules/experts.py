@@ -44,8 +44,8 @@ def _causes(situation: Situation, answers: Answers, load: Experts) -> Iterator[C
 
 def _always(load: Experts) -> Cause:
     return Cause(
-        what=f"hot experts of {load.role}: in most steps the other ranks wait for the one that "
-        "holds them",
+        what=f"hot experts of {load.role}: in most steps the other ranks wait for those that "
+        "hold them",
         seen="",
         remedy="redundant copies of the hottest experts, and a placement by what each has of the "
         "tokens; then more ranks for the experts: what a larger -dp with --enable-expert-parallel "
