@@ -32,6 +32,7 @@ DOMAINS = 4
 """Kinds of prompts, as many requests of each."""
 LAYERS = 8
 """That are drawn, at most: they stand for all."""
+_ROUNDING = 1e-9
 
 
 class Popularity:
@@ -40,8 +41,9 @@ class Popularity:
     def __init__(self, mixture: Moe, layers: int, skew: float, rng: np.random.Generator) -> None:
         ranks_E = np.arange(1, mixture.experts + 1, dtype=float)
         chance_E = chances(ranks_E**-skew, mixture.top_k)
-        shape = DOMAINS, min(layers, LAYERS), mixture.experts
-        self._chance_DLE = rng.permuted(np.broadcast_to(chance_E, shape), axis=2)
+        self.shape = min(layers, LAYERS), mixture.experts
+        each_DLE = np.broadcast_to(chance_E, (DOMAINS, *self.shape))
+        self._chance_DLE = rng.permuted(each_DLE, axis=2)
 
     def draw(self, tokens_D: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
         """[L, E]: how many of a step's tokens, so many of each domain, take each expert."""
@@ -57,9 +59,9 @@ def chances(weight_E: NDArray[Any], taken: int) -> NDArray[Any]:
     while True:
         rest = weight_E[~sure_E].sum()
         chance_E = np.where(sure_E, 1.0, weight_E / rest * (taken - sure_E.sum()))
-        over_E = chance_E > 1.0
+        over_E = chance_E > 1.0 + _ROUNDING
         if not over_E.any():
-            return chance_E
+            return np.minimum(chance_E, 1.0)
         sure_E |= over_E
 
 
@@ -79,7 +81,7 @@ class Experts:
         self._starts = [start for start, _ in bounds]
         self._most = max(stop - start for start, stop in bounds)
         self._popularity, self._domains, self._rng = popularity, domains, rng
-        self._tokens_LE: NDArray[Any] | int = 0
+        self._tokens_LE = np.zeros(popularity.shape, dtype=np.int64)
         self._balancedness: list[float] = []
         self._dispatch_s = self._step_s = 0.0
 
@@ -98,7 +100,7 @@ class Experts:
 
     def _route(self, tokens_D: NDArray[Any]) -> Routed:
         tokens_LE = self._popularity.draw(tokens_D, self._rng)
-        self._tokens_LE = self._tokens_LE + tokens_LE
+        self._tokens_LE += tokens_LE
         touched_LR = np.add.reduceat(tokens_LE > 0, self._starts, axis=1, dtype=float)
         return Routed(
             np.add.reduceat(tokens_LE, self._starts, axis=1, dtype=float), touched_LR / self._most
@@ -110,7 +112,7 @@ class Experts:
             return None
         return ExpertLoad(
             steps=len(self._balancedness),
-            tokens=np.asarray(self._tokens_LE).tolist(),
+            tokens=self._tokens_LE.tolist(),
             balancedness=balancedness(self._balancedness),
             dispatch_share=self._dispatch_s / self._step_s,
         )
