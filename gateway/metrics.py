@@ -53,6 +53,9 @@ class Metrics:
         )
         self._running = self._replica_gauge("running_requests", "Requests in a replica's batch.")
         self._waiting = self._replica_gauge("waiting_requests", "Requests a replica has queued.")
+        self._receiving = self._replica_gauge(
+            "receiving_requests", "Requests whose KV a decode replica is handed."
+        )
         self._kv_used = self._replica_gauge(
             "kv_used_ratio", "Share of a replica's KV blocks that requests hold."
         )
@@ -117,7 +120,13 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _show_load(self, fleet: Fleet) -> None:
-        for gauge in (self._ranks, self._running, self._waiting, self._kv_used):
+        for gauge in (
+            self._ranks,
+            self._running,
+            self._waiting,
+            self._receiving,
+            self._kv_used,
+        ):
             gauge.clear()
         for record in fleet.replicas():
             stats, split = record.stats, (str(record.tp), str(record.pp))
@@ -126,6 +135,7 @@ class Metrics:
             )
             self._running.labels(record.id).set(stats.running)
             self._waiting.labels(record.id).set(stats.waiting)
+            self._receiving.labels(record.id).set(stats.receiving)
             if stats.kv_blocks_total:
                 self._kv_used.labels(record.id).set(stats.kv_blocks_held / stats.kv_blocks_total)
 

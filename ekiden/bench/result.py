@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ekiden.core.errors import SetupError
+from ekiden.core.results import read_result
 from ekiden.measures.goodput import Goodput, Slo
 from ekiden.measures.spread import Spread
 
@@ -144,20 +144,4 @@ def read(path: Path) -> Result:
     Raises:
         SetupError: it cannot be read, is no result, or is one of another schema.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise SetupError(f"{path} cannot be read: {error.strerror}") from None
-    try:
-        found = msgspec.json.decode(data, type=_Head).schema
-        if found != SCHEMA:
-            raise SetupError(f"{path} has the schema {found!r}; this version reads {SCHEMA!r}")
-        return msgspec.json.decode(data, type=Result)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SetupError(
-            f"{path} is no result of `ekiden bench --json` ({error}): name a file that it wrote"
-        ) from None
-
-
-class _Head(msgspec.Struct):
-    schema: str
+    return read_result(path, {SCHEMA: Result}, "`ekiden bench --json`")

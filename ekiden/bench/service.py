@@ -24,6 +24,7 @@ GAUGES = {
     "ekiden_kv_used_ratio": "KV in use",
     "ekiden_waiting_requests": "requests waiting",
     "ekiden_running_requests": "requests running",
+    "ekiden_receiving_requests": "requests receiving KV",
     "ekiden_stage_idle_ratio": "stage idle",
     "ekiden_collective_ratio": "communication share",
 }

@@ -1,9 +1,4 @@
-"""Requests as they were recorded: when each came, how long it was, what it began with.
-
-A line of the file is one request: ``timestamp`` in ms, ``input_length`` and ``output_length`` in
-tokens, and ``hash_ids``, one for each 512 tokens of the prompt. Equal ids stand for equal tokens at
-equal places. The format is that of the traces which Mooncake published (Qin et al., FAST '25).
-"""
+"""A recorded trace replayed: when each request comes, how long it is, what it begins with."""
 
 from __future__ import annotations
 
@@ -14,16 +9,7 @@ import msgspec
 
 from ekiden.bench.workload import Ask, Piece
 from ekiden.core.errors import SetupError
-
-BLOCK = 512
-"""Tokens that one id of a trace stands for."""
-
-
-class _Line(msgspec.Struct, frozen=True):
-    timestamp: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...] = ()
+from ekiden.planner.trace import BLOCK, Line, read_trace
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
@@ -60,7 +46,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
         return min(line.input_length for line in self._lines)
 
     @property
-    def _lines(self) -> tuple[_Line, ...]:
+    def _lines(self) -> tuple[Line, ...]:
         """Raises SetupError when the file holds no request that is short enough."""
         if lines := _fitting(self.path, self.max_len):
             return lines
@@ -70,7 +56,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
             f"{least} tokens"
         )
 
-    def _pieces(self, number: int, line: _Line) -> list[Piece]:
+    def _pieces(self, number: int, line: Line) -> list[Piece]:
         """Blocks by their ids; what no id covers is the request's own."""
         pieces, left = [], line.input_length
         for name in line.hash_ids:
@@ -83,7 +69,7 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
 
 
 @lru_cache(4)
-def _fitting(path: str, max_len: int) -> tuple[_Line, ...]:
+def _fitting(path: str, max_len: int) -> tuple[Line, ...]:
     return tuple(
         line
         for line in _read(path)
@@ -92,33 +78,6 @@ def _fitting(path: str, max_len: int) -> tuple[_Line, ...]:
 
 
 @lru_cache(4)
-def _read(path: str) -> tuple[_Line, ...]:
-    """Every request of the file, in order of arrival.
-
-    Raises:
-        SetupError: it cannot be read, is empty, or a line is none of a trace; names the line.
-    """
-    try:
-        rows = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise SetupError(f"--trace {path} cannot be read: {error.strerror}") from None
-    lines = [_line(path, number, row) for number, row in enumerate(rows, 1) if row.strip()]
-    if not lines:
-        raise SetupError(f"--trace {path} holds no request")
-    return tuple(sorted(lines, key=lambda line: line.timestamp))
-
-
-def _line(path: str, number: int, row: bytes) -> _Line:
-    try:
-        line = msgspec.json.decode(row, type=_Line)
-    except msgspec.DecodeError as error:
-        raise SetupError(
-            f"--trace {path} line {number} is no request ({error}): each line is a JSON object "
-            "of timestamp (ms), input_length, output_length and hash_ids"
-        ) from None
-    if line.input_length < 1 or line.output_length < 1:
-        raise SetupError(
-            f"--trace {path} line {number} asks for {line.output_length} tokens after "
-            f"{line.input_length}: both must be 1 or more"
-        )
-    return line
+def _read(path: str) -> tuple[Line, ...]:
+    """Raises SetupError as ``read_trace``."""
+    return tuple(read_trace(Path(path)))

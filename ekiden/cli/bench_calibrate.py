@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _EXAMPLES = """examples:
   ekiden bench calibrate DIR -o here.json                on a CPU: its rates are measured as well
   ekiden bench calibrate DIR -o h100.json --gpu H100     on a GPU: shares of its data sheet
-  ekiden bench calibrate DIR --two-pools --calibration here.json -o here.json
-                                                         and what pools on one CPU cost one another
+  ekiden bench calibrate DIR --two-pools --calibration here.json    what two pools cost each other
 
 Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU or of the cores
 that a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration
 here.json` then plans for this machine. What the points say nothing about, such as links, stays as
 in --calibration. For --two-pools start one prefill and one decode replica instead, which hand over
-every prompt (`ekiden up DIR --local-prefill-tokens 0`); only what they cost one another is added.
+every prompt (`ekiden up DIR --local-prefill-tokens 0`); only what they cost each other on one CPU is
+added.
 """
 
 

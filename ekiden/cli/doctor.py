@@ -63,7 +63,8 @@ def add_parser(commands: Any) -> None:
     )  # fmt: skip
     serving.add_argument(
         "--bench", type=Path, action="append", default=[], metavar="FILE",
-        help="a result of `ekiden bench --json`; may be repeated, and results are compared",
+        help="a result of `ekiden bench --json`, or of `ekiden sim --json`; may be repeated, and "
+        "results of a bench are compared",
     )  # fmt: skip
     for what in ("ttft", "tpot"):
         serving.add_argument(
@@ -154,15 +155,10 @@ def _watched(args: argparse.Namespace) -> Evidence:
 
 
 def _benches(files: list[Path]) -> list[Situation]:
-    """Raises SetupError: a file is no result of a bench."""
-    from ekiden.bench.result import read
-    from ekiden.doctor.benches import Run, situations
+    """Raises SetupError: a file is no result of a bench or of a simulation."""
+    from ekiden.doctor.results import read
 
-    found: list[Situation] = []
-    for file in files:
-        run = msgspec.convert(read(file), Run, from_attributes=True)
-        found += situations(file.name, run)
-    return found
+    return [situation for file in files for situation in read(file)]
 
 
 def _same_prompts(args: argparse.Namespace) -> SamePrompts | None:

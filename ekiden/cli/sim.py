@@ -24,6 +24,8 @@ _EXAMPLES = """examples:
   ekiden sim Llama-3.1-8B --gpu A6000 --rate 60 --requests 6000 --ratio 0:2 \\
       --autoscale 2:20 --start-delay 30                           a pool that grows too late
   ekiden sim Llama-3.1-8B --gpu H100 --rate 8 --ratio 4:4 --kill decode-0@30 --json
+  ekiden sim Qwen3-30B-A3B --gpu H100 --gpus-per-host 8 -dp 8 --enable-expert-parallel \\
+      --rate 40 --expert-skew 1                                   ranks that wait for hot experts
 
 The gateway's router, the engine's scheduler, its block pool and its prefix cache are the real code;
 steps, links and failures are modelled, as docs/sim.md tells. Times come from the planner's latency
@@ -59,10 +61,11 @@ def _run(args: argparse.Namespace) -> int:
 def _tell(args: argparse.Namespace, found: list[Figures]) -> None:
     import msgspec
 
+    from ekiden.sim.figures import SCHEMA
     from ekiden.sim.table import table
 
     if args.json:
-        data = msgspec.json.encode({"schema": "ekiden.sim/1", "seed": args.seed, "runs": found})
+        data = msgspec.json.encode({"schema": SCHEMA, "seed": args.seed, "runs": found})
         sys.stdout.write(msgspec.json.format(data).decode() + "\n")
     else:
         print(table(found))

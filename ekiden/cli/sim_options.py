@@ -16,6 +16,7 @@ from ekiden.cli.plan_options import (
     question,
     workload_of,
 )
+from ekiden.cli.sim_experts import add_experts, layout
 from ekiden.cli.slo import SLO_HELP, slo_of
 from ekiden.core.config import ServiceConfig
 from ekiden.core.hashes import GRANULE
@@ -56,6 +57,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         tp="GPUs that split every layer of a replica (default: 1)",
         pp="stages that split the layers (default: 1)",
     )
+    add_experts(parser.add_argument_group("mixtures of experts"))
     _add_deployment(parser.add_argument_group("deployment"))
     _add_trouble(parser.add_argument_group("failures and scale"))
     parser.set_defaults(**_UNASKED)
@@ -137,11 +139,10 @@ def subject(args: argparse.Namespace) -> Question:
 
 def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scenario]]:
     """A name and a scenario for each ratio and policy. Raises SetupError for what cannot be."""
-    from ekiden.planner.layout import Layout
     from ekiden.planner.neighbours import beside
     from ekiden.sim.scenario import Scenario
 
-    stepper = _fitting(asked, asked.pinned or Layout())
+    stepper = _fitting(asked, layout(args, asked))
     rate = (asked.work.rate or 0.0) * args.trace_speed
     for ratio in args.ratio:
         prefill, decode = _shared_out(ratio, args.replicas)
@@ -166,6 +167,7 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
                     mtbf_s=args.mtbf,
                     mttr_s=args.mttr,
                     autoscale=_autoscale(args),
+                    expert_skew=args.expert_skew,
                     seed=args.seed,
                 ).check(),
             )
@@ -173,14 +175,20 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
 
 def _fitting(asked: Question, layout: Layout) -> Stepper:
     """Of a replica that has room for KV. Raises SetupError that names the nearest one that has."""
+    import msgspec
+
     from ekiden.core.errors import SetupError
-    from ekiden.planner.layout import Layout
     from ekiden.planner.options import why_not
 
     found = asked.stepper(layout, asked.own)
     if not (why := why_not(found, 0)) and found.tokens:
         return found
-    wider = (Layout(tp=layout.tp << power, pp=layout.pp) for power in range(1, 7))
+    wider = (
+        msgspec.structs.replace(
+            layout, tp=layout.tp << power, ep=layout.ep << power if layout.ep > 1 else 1
+        )
+        for power in range(1, 7)
+    )
     fits = (x for x in wider if not why_not(asked.stepper(x, asked.own), 1))
     nearest = next(fits, None)
     hint = f"the nearest that fits is {nearest}" if nearest else "no TP up to 64 times that fits"

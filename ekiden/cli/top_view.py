@@ -91,8 +91,14 @@ def _pool_line(role: str, pool: Sequence[ReplicaRecord]) -> str:
     return (
         f"{role:<8}  {len(pool)} replica{'s' * (len(pool) > 1)}   "
         f"{sum(one.running for one in stats)} running   "
-        f"{sum(one.waiting for one in stats)} waiting   KV {held / total if total else 0:.0%}"
+        f"{sum(one.waiting for one in stats)} waiting   "
+        f"{_receiving(stats)}KV {held / total if total else 0:.0%}"
     )
+
+
+def _receiving(stats: Sequence[ReplicaStats]) -> str:
+    count = sum(one.receiving for one in stats)
+    return f"{count} receiving KV   " if count else ""
 
 
 def _table(pool: Sequence[ReplicaRecord]) -> list[str]:

@@ -167,6 +167,8 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
 
     running: int = 0
     waiting: int = 0
+    receiving: int = 0
+    """Of a decode replica: requests with blocks for KV that a prefill replica computes or sends."""
     waiting_tokens: int = 0
     """Prompt tokens not yet computed, of waiting and running requests."""
     kv_blocks_total: int = 0

@@ -11,15 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ekiden.doctor.evidence import Answers, Client, Load, Replica, Situation, Times
-
-
-class Spread(msgspec.Struct, frozen=True):
-    count: int = 0
-    mean: float = 0.0
-    p50: float = 0.0
-    p95: float = 0.0
-    p99: float = 0.0
-    max: float = 0.0
+from ekiden.measures.spread import Spread
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -85,8 +77,8 @@ def _answers(level: Level) -> Answers:
         errors=level.errors,
         error_details=level.error_details,
         tokens_per_s=level.output_tokens_per_s,
-        ttft=_times(level.ttft_from_send_ms),
-        tpot=_times(level.tpot_ms),
+        ttft=times(level.ttft_from_send_ms),
+        tpot=times(level.tpot_ms),
         prompt_tokens=level.prompt_tokens.mean,
         output_tokens=level.output_tokens.mean,
     )
@@ -105,7 +97,8 @@ def _answers(level: Level) -> Answers:
     )
 
 
-def _times(spread: Spread) -> Times:
+def times(spread: Spread) -> Times:
+    """Of milliseconds."""
     return Times(
         count=spread.count,
         mean=spread.mean / 1000,
@@ -127,6 +120,7 @@ def _replicas(service: Service) -> Iterator[Replica]:
             readings=running.count,
             running=running.mean,
             waiting=_gauge(service, "requests waiting", share.replica).mean,
+            receiving=_gauge(service, "requests receiving KV", share.replica).mean,
             kv_share=kv.mean,
             kv_peak=kv.max,
             collective_share=_gauge(service, "communication share", share.replica).mean,

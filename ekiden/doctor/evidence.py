@@ -11,6 +11,7 @@ from itertools import permutations
 import msgspec
 
 from ekiden.doctor.thresholds import KV_FULL
+from ekiden.measures.experts import Balancedness
 
 PREFILL, DECODE = "prefill", "decode"
 
@@ -96,6 +97,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     readings: int = 0
     running: float = 0.0
     waiting: float = 0.0
+    receiving: float = 0.0
+    """Requests of a decode replica whose KV is computed or sent by a prefill replica."""
     kv_share: float = 0.0
     """Of its KV blocks, those that requests held."""
     kv_peak: float = 0.0
@@ -120,7 +123,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> float:
-        """Requests that it has, running or not."""
+        """Requests that it has itself to do, running or not."""
         return self.running + self.waiting
 
     @property
@@ -146,6 +149,21 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Infinite: all at once."""
 
 
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a mixture, on the replicas of one role, while the situation lasted."""
+
+    role: str
+    steps: int
+    tokens: float
+    """That an expert had, mean."""
+    hottest: float
+    """Tokens of a layer's hottest expert over those of a mean one."""
+    balancedness: Balancedness
+    dispatch_share: float
+    """Of a step, as a mean rank sees it: dispatch and combine, the wait for the busiest rank
+    included."""
+
+
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment under one load."""
 
@@ -157,7 +175,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Requests at the gateway, mean."""
     client: Client | None = None
     load: Load | None = None
-    """Of a bench; None of what was watched, where nobody knows what was asked."""
+    """Of a bench; None where it is not told: of what was watched, or simulated."""
+    experts: tuple[Experts, ...] = ()
 
     def of(self, role: str, model: str | None = None) -> tuple[Replica, ...]:
         """Replicas of one role, of every model or of one: a pool."""
@@ -172,6 +191,13 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     def busy(self) -> tuple[Replica, ...]:
         """Replicas that had work: what the others last measured may be long ago."""
         return tuple(replica for replica in self.replicas if replica.pending >= 0.5)
+
+    @property
+    def known(self) -> float:
+        """Requests that any replica has. What decode receives may stand in prefill's queue too."""
+        decode, prefill = self.of(DECODE), self.of(PREFILL)
+        handed = max(sum(one.receiving for one in decode), sum(one.pending for one in prefill))
+        return sum(one.pending for one in decode) + handed
 
     def full(self, replica: Replica) -> bool:
         """Whether ``replica`` had no room for one more prompt as they come here."""

@@ -105,6 +105,7 @@ def told_by_gateway(scrape: Scrape) -> Iterator[ReplicaRecord]:
             stats=ReplicaStats(
                 running=round(scrape.total("ekiden_running_requests", replica=name)),
                 waiting=round(scrape.total("ekiden_waiting_requests", replica=name)),
+                receiving=round(scrape.total("ekiden_receiving_requests", replica=name)),
                 kv_blocks_total=_PARTS,
                 kv_blocks_held=round(_PARTS * share),
                 collective_share=scrape.total("ekiden_collective_ratio", replica=name),
@@ -147,6 +148,7 @@ def _replica(records: Sequence[ReplicaRecord], *, gone: bool) -> Replica:
         readings=len(records),
         running=mean(lambda one: one.running),
         waiting=mean(lambda one: one.waiting),
+        receiving=mean(lambda one: one.receiving),
         kv_share=_mean(shares),
         kv_peak=max(shares, default=0.0),
         kv_tokens=newest.kv_blocks_total * last.block_size,

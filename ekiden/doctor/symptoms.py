@@ -10,6 +10,7 @@ from ekiden import __version__
 from ekiden.doctor.evidence import Evidence
 from ekiden.doctor.finding import Cause, Diagnosis, Finding, Unseen
 from ekiden.doctor.rules.balance import uneven_load
+from ekiden.doctor.rules.experts import hot_experts
 from ekiden.doctor.rules.failure import lost_replicas
 from ekiden.doctor.rules.first_token import late_first_token
 from ekiden.doctor.rules.handoff import apart_and_slower
@@ -34,12 +35,14 @@ class Symptom(msgspec.Struct, frozen=True, kw_only=True):
     lacks: Lack
 
 
-def _no_experts(_evidence: Evidence) -> str:
-    return "no model with experts is served yet, so there is no histogram of routing to read"
-
-
-def _nothing(_evidence: Evidence) -> Iterator[Cause]:
-    yield from ()
+def _no_experts(evidence: Evidence) -> str:
+    """Replicas do not tell of experts, since none serves any yet."""
+    if any(situation.experts for situation, _ in evidence.answered):
+        return ""
+    return (
+        "no replica has a mixture of experts, so there is no histogram of routing: give --bench a "
+        "result of `ekiden sim --expert-skew S --json`"
+    )
 
 
 def _no_replicas(evidence: Evidence) -> str:
@@ -97,7 +100,7 @@ SYMPTOMS = (
     Symptom(requirement="R45", name="a pipeline with late first tokens",
             rule=idle_stages, lacks=_no_work),
     Symptom(requirement="R46", name="the tail of a mixture of experts is unstable",
-            rule=_nothing, lacks=_no_experts),
+            rule=hot_experts, lacks=_no_experts),
     Symptom(requirement="R47", name="long prompts find no memory",
             rule=full_cache, lacks=_neither),
     Symptom(requirement="R48", name="throughput does not scale with replicas",

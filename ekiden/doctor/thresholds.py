@@ -38,6 +38,22 @@ some waiting."""
 IMBALANCE = 1.5
 """Tokens of the busiest replica over the mean."""
 
+HOT_RANK = 1.5
+"""Tokens of the busiest rank over the mean of those that hold experts. The planner takes 1.25 for
+granted."""
+HOT_EXPERT = 2.0
+ENOUGH_TOKENS = 20
+"""Tokens of the hottest expert over the mean, once a mean one has had so many: by chance alone the
+hottest of some hundred has less than twice as many."""
+DISPATCH = 0.25
+"""Of a step in dispatch and combine, the wait for the busiest rank included."""
+TAIL = 2.5
+"""P99 of TPOT over its median, where nothing else shows that the ranks wait. An answer's TPOT is a
+mean over its steps: single steps differ by more."""
+SWING = 1.2
+"""Between the busiest rank at P95 and at P50."""
+ENOUGH_STEPS = 100
+
 SMALL_BATCH = 16
 """Sequences: a decode step reads all weights for one as for many, so below this a larger batch is
 nearly free."""

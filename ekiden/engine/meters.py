@@ -102,6 +102,7 @@ def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaSta
     return ReplicaStats(
         running=len(running),
         waiting=len(waiting),
+        receiving=len(queues.reserved),
         waiting_tokens=uncomputed,
         kv_blocks_total=pool.total,
         kv_blocks_held=pool.held,

@@ -20,6 +20,7 @@ from ekiden.planner.memory import Memory, Replica, memory
 from ekiden.planner.peaks import ACTIVATION_BYTES
 from ekiden.planner.precision import WeightFormat
 from ekiden.planner.ring import Ring
+from ekiden.planner.routed import Routed
 from ekiden.planner.routing import routing
 from ekiden.planner.work import StageWork, stage_works
 
@@ -37,6 +38,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of prompts."""
     seen: float = 0.0
     """Tokens that each of these sees, on average."""
+    routed: Routed | None = None
+    """How its tokens fall on ranks with experts; None: as unevenly as the calibration says."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +176,17 @@ class Stepper:
         """Seconds of a step's slowest stage: so long after it the next step may follow."""
         return _slowest(self._stages(batch))
 
+    def dispatch(self, batch: Batch) -> float:
+        """Seconds of a step that a mean rank is in dispatch and combine of experts: the messages,
+        and the wait there for the rank with the most to do. Of a batch that is ``routed``."""
+        found = 0.0
+        for pace, count in self._paces:
+            if pace.work.sparse_layers and batch.routed is not None:
+                busiest, mean = self._routed(pace, batch, batch.routed)
+                sent = self._dispatched(pace.work, self._own(batch) * batch.routed.busiest)
+                found += count * (sent + busiest - mean)
+        return found
+
     def prompt(self, tokens: float, before: float = 0.0) -> Split:
         """From a prompt's first chunk to its first token; ``before``: tokens that were cached.
 
@@ -250,9 +264,17 @@ class Stepper:
         found = max(pace.reading, own * pace.token + rows * pace.row)
         if not pace.work.sparse_layers:
             return found
+        if batch.routed is not None:
+            return found + self._routed(pace, batch, batch.routed)[0]
         tokens = own * self.replica.layout.dp
         touched = pace.work.touched(tokens)
         return found + max(pace.expert_reading * touched, tokens * pace.expert_token)
+
+    def _routed(self, pace: Pace, batch: Batch, routed: Routed) -> tuple[float, float]:
+        """Seconds in experts of the rank with the most to do, and of a mean one."""
+        tokens = self._own(batch) * self.replica.layout.dp
+        even = pace.expert_token * self.told.balance
+        return routed.seconds(pace.expert_reading, tokens * even)
 
     def _attention(self, pace: Pace, batch: Batch) -> float:
         work, found = pace.work, 0.0
@@ -271,7 +293,11 @@ class Stepper:
 
     def _communication(self, pace: Pace, batch: Batch) -> float:
         """Messages, and with CP what groups pass round."""
-        time = pace.opening + self._own(batch) * pace.message
+        own = self._own(batch)
+        time = pace.opening + own * pace.message
+        if batch.routed is not None:
+            most = own * batch.routed.busiest
+            time += self._dispatched(pace.work, most) - self._dispatched(pace.work, own)
         if self.replica.layout.cp > 1 and batch.prefill:
             for one in pace.work.scores:
                 time += one.layers * self._ring.waits(one, batch.prefill, batch.seen)
@@ -280,17 +306,25 @@ class Stepper:
     def _messages(self, work: StageWork, tokens: float) -> float:
         """Two all-reduces a layer, or, where experts are dealt over DP groups, one and two
         all-to-alls, of ``tokens`` of a rank."""
-        layout, numbers = self.replica.layout, tokens * self.replica.geometry.hidden
-        dealt = work.sparse_layers if layout.dp > 1 and layout.ep > 1 else 0
-        reduced = self.links.all_reduce(layout.tp, numbers * ACTIVATION_BYTES)
-        time = (2 * work.layers - dealt) * reduced
-        return time + dealt * self._exchange(numbers / layout.tp) if dealt else time
+        size = tokens * self.replica.geometry.hidden * ACTIVATION_BYTES
+        reduced = self.links.all_reduce(self.replica.layout.tp, size)
+        dealt = work.sparse_layers if self._deals else 0
+        return (2 * work.layers - dealt) * reduced + self._dispatched(work, tokens)
 
-    def _exchange(self, numbers: float) -> float:
-        """Of tokens with their experts: there as these multiply them, back in 16 bits."""
-        ep, sent = self.replica.layout.ep, numbers * self._sent_bytes
-        there = self.links.all_to_all(ep, sent, self._routing)
-        return there + self.links.all_to_all(ep, numbers * ACTIVATION_BYTES, self._routing)
+    def _dispatched(self, work: StageWork, tokens: float) -> float:
+        """Tokens to their experts, as these multiply them, and back in 16 bits."""
+        if not self._deals or not work.sparse_layers:
+            return 0.0
+        layout = self.replica.layout
+        numbers = tokens * self.replica.geometry.hidden / layout.tp
+        time = self.links.all_to_all(layout.ep, numbers * self._sent_bytes, self._routing)
+        time += self.links.all_to_all(layout.ep, numbers * ACTIVATION_BYTES, self._routing)
+        return work.sparse_layers * time
+
+    @property
+    def _deals(self) -> bool:
+        """Whether experts are dealt over DP groups."""
+        return self.replica.layout.dp > 1 and self.replica.layout.ep > 1
 
     @cached_property
     def _ring(self) -> Ring:

@@ -1,4 +1,10 @@
-"""A trace as a workload: requests of similar lengths are one kind."""
+"""Requests as they were recorded, and a trace as a workload: requests of similar lengths are one
+kind.
+
+A line of the file is one request: ``timestamp`` in ms, ``input_length`` and ``output_length`` in
+tokens, and ``hash_ids``, one for each 512 tokens of the prompt. Equal ids stand for equal tokens at
+equal places. The format is that of the traces which Mooncake published (Qin et al., FAST '25).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ from ekiden.planner.workload import Requests, Workload, check_rate
 KINDS = 16
 """Into which a trace is cut: equal numbers of requests, by the length of their prompts."""
 BLOCK = 512
-"""Tokens of a prompt that one of ``hash_ids`` stands for, as in Mooncake's traces."""
+"""Tokens of a prompt that one of ``hash_ids`` stands for."""
 CACHED_BLOCKS = (128, 512, 2048, 8192, 32768)
 """Of KV kept for reuse, for which it is counted what they would find: 65 thousand to 17 million
 tokens. A deployment has what lies between."""
@@ -32,32 +38,36 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_trace(file: Path) -> list[Line]:
-    """Every line.
+    """Every request of the file, in order of arrival.
 
     Raises:
-        SetupError: the file cannot be read, is empty, or a line is not one; names its number.
+        SetupError: it cannot be read, is empty, or a line is no request; names its number.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"trace {file} cannot be read: {error}") from None
-    found = [_line(file, number, line) for number, line in enumerate(text.splitlines(), 1) if line]
-    if not found:
-        raise SetupError(f"trace {file} has no requests")
-    return found
+        rows = file.read_bytes().splitlines()
+    except OSError as error:
+        raise SetupError(f"--trace {file} cannot be read: {error.strerror}") from None
+    lines = [_line(file, number, row) for number, row in enumerate(rows, 1) if row.strip()]
+    if not lines:
+        raise SetupError(f"--trace {file} holds no request")
+    return sorted(lines, key=lambda line: line.timestamp)
 
 
-def _line(file: Path, number: int, text: str) -> Line:
+def _line(file: Path, number: int, row: bytes) -> Line:
     try:
-        found = msgspec.json.decode(text, type=Line)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        line = msgspec.json.decode(row, type=Line)
+    except msgspec.DecodeError as error:
         raise SetupError(
-            f"trace {file}, line {number}: {error}; a line is a JSON object of "
-            f"{', '.join(Line.__struct_fields__)}"
+            f"--trace {file} line {number} is no request ({error}): each line is a JSON object "
+            "of timestamp (ms), input_length, output_length and, where prompts share a beginning, "
+            "hash_ids"
         ) from None
-    if found.input_length < 1 or found.output_length < 1:
-        raise SetupError(f"trace {file}, line {number}: lengths must be 1 or more")
-    return found
+    if line.input_length < 1 or line.output_length < 1:
+        raise SetupError(
+            f"--trace {file} line {number} asks for {line.output_length} tokens after "
+            f"{line.input_length}: both must be 1 or more"
+        )
+    return line
 
 
 def from_trace(file: Path, rate: float | None = None) -> Workload:

@@ -51,8 +51,8 @@ class Autoscaler:
         shares = []
         for replica in self._pools.of("prefill"):
             life = (replica.name, replica.epoch)
-            before, self._busy[life] = self._busy.get(life, 0.0), replica.busy_s
-            shares.append((replica.busy_s - before) / self._told.every_s)
+            before, self._busy[life] = self._busy.get(life, 0.0), replica.steps.busy_s
+            shares.append((replica.steps.busy_s - before) / self._told.every_s)
         return sum(shares) / len(shares)
 
     def _decode_load(self) -> float:

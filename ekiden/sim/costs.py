@@ -60,25 +60,17 @@ class Costs:
 
     def step(self, chunks: list[ScheduledChunk]) -> Cost:
         """A step of decode rows and chunks of prompts."""
-        rows = context = tokens = seen = 0
-        for chunk in chunks:
-            length = chunk.stop - chunk.start
-            if length == 1:
-                rows += 1
-                context += chunk.stop
-            else:
-                tokens += length
-                seen += length * (chunk.start + chunk.stop)
-        if not tokens:
-            return self.decode(rows, context)
-        return self._cost(
-            Batch(
-                decode=rows / self._groups,
-                context=context / rows if rows else 0.0,
-                prefill=tokens / self._groups,
-                seen=seen / tokens / 2,
-            )
-        )
+        sums = rows, context, tokens, _ = _sums(chunks)
+        return self.of(self._batch(*sums)) if tokens else self.decode(rows, context)
+
+    def batch(self, chunks: list[ScheduledChunk]) -> Batch:
+        """What such a step is to the latency model."""
+        return self._batch(*_sums(chunks))
+
+    def of(self, batch: Batch) -> Cost:
+        """Computed, not between grid points."""
+        latency = self.stepper.mixed(batch).total
+        return Cost(latency, self.stepper.slowest(batch) if self._staged else latency)
 
     def kv_bytes(self, tokens: int) -> int:
         """Of a sequence of so many tokens, on all ranks."""
@@ -86,8 +78,26 @@ class Costs:
         return size * self._tp
 
     def _decode(self, rows: int, context: int) -> Cost:
-        return self._cost(Batch(decode=rows / self._groups, context=context))
+        return self.of(Batch(decode=rows / self._groups, context=context))
 
-    def _cost(self, batch: Batch) -> Cost:
-        latency = self.stepper.mixed(batch).total
-        return Cost(latency, self.stepper.slowest(batch) if self._staged else latency)
+    def _batch(self, rows: int, context: int, tokens: int, seen: int) -> Batch:
+        return Batch(
+            decode=rows / self._groups,
+            context=context / rows if rows else 0.0,
+            prefill=tokens / self._groups,
+            seen=seen / tokens / 2 if tokens else 0.0,
+        )
+
+
+def _sums(chunks: list[ScheduledChunk]) -> tuple[int, int, int, int]:
+    """Decode rows, tokens that they see, tokens of prompts, and twice the tokens that these see."""
+    rows = context = tokens = seen = 0
+    for chunk in chunks:
+        length = chunk.stop - chunk.start
+        if length == 1:
+            rows += 1
+            context += chunk.stop
+        else:
+            tokens += length
+            seen += length * (chunk.start + chunk.stop)
+    return rows, context, tokens, seen

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ekiden.measures.experts import ExpertLoad
 from ekiden.measures.goodput import Goodput, Slo, goodput
 from ekiden.measures.spread import Spread, ms, rate, spread
 from ekiden.sim.pools import ROLES
 from ekiden.sim.record import Record
 from ekiden.sim.run import Outcome, Span
 
+SCHEMA = "ekiden.sim/1"
+"""Of what `ekiden sim --json` prints. Changes when a field's meaning does."""
 SOURCES = ("decode_cache", "prefill_cache", "prefill_computed", "local_computed")
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True):
+class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The replicas of one role."""
 
     role: str
@@ -34,6 +37,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: float
     """Tokens of its busiest replica over the mean: prompt tokens of prefill, output tokens of
     decode; 1 is even."""
+    experts: ExpertLoad | None = None
+    """Where ``--expert-skew`` has them hit unevenly."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +136,7 @@ def _pool(role: str, outcome: Outcome) -> Pool:
         busy_share=rate(sum(span.busy_s for span in spans), seconds),
         link_share=rate(sum(span.wire_s for span in spans), seconds),
         imbalance=_imbalance(role, outcome),
+        experts=outcome.experts.get(role),
     )
 
 

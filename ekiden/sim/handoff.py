@@ -30,11 +30,12 @@ class Handoff:
 
     def __init__(self, visit: Visit, prefill: Replica) -> None:
         self.visit = visit
+        self.asked = visit.asked
         self.prefill = prefill
         self.decode = visit.decode
         self.target: Sequence | None = None
         """On decode; its blocks are reserved."""
-        self.sequence = prefill.sequence(visit.prompt, visit.asked.output, Gate.CLOSED)
+        self.sequence = prefill.sequence(visit.prompt, self.asked.output, Gate.CLOSED)
         self.over = False
         self.handed = False
         self._reserving = False
@@ -99,7 +100,7 @@ class Handoff:
     def _reserve(self) -> None:
         if self.over or not self._reserving:
             return
-        target = self.decode.sequence(self.visit.prompt, self.visit.asked.output)
+        target = self.decode.sequence(self.visit.prompt, self.asked.output)
         if not self.decode.reserve(target, self.visit):
             self.decode.wait_for_room(self._reserve)
             return

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from ekiden.engine.scheduling.schedule import Limits
 from ekiden.registry.record import DRAINING
 from ekiden.sim.costs import Costs
+from ekiden.sim.experts import Experts
 from ekiden.sim.loop import Loop
 from ekiden.sim.prompts import Prompts
 from ekiden.sim.registry import Life, Registry
-from ekiden.sim.replica import Replica, Setup
+from ekiden.sim.replica import Replica
 from ekiden.sim.scenario import Scenario
+from ekiden.sim.steps import Setup
 
 ROLES = ("prefill", "decode")
 
@@ -28,7 +30,9 @@ class Pools:
         prompts: Prompts,
         registry: Registry,
         rng: random.Random,
+        experts: Mapping[str, Experts],
     ) -> None:
+        """``experts``: by role, where they are hit unevenly."""
         self.lives: dict[Life, Replica] = {}
         self.spans: list[tuple[Replica, float]] = []
         """Every life that there was, and when it began."""
@@ -36,7 +40,7 @@ class Pools:
         self.killed = 0
         self._scenario, self._loop = scenario, loop
         self._prompts, self._registry, self._rng = prompts, registry, rng
-        self._setups = {role: setup(scenario, role) for role in ROLES}
+        self._setups = {role: setup(scenario, role, experts.get(role)) for role in ROLES}
         self._names = {"prefill": 0, "decode": 0}
         self._epochs = 0
 
@@ -111,9 +115,9 @@ class Pools:
         del self.lives[life]
 
 
-def setup(scenario: Scenario, role: str) -> Setup:
+def setup(scenario: Scenario, role: str, experts: Experts | None) -> Setup:
     """What the replicas of a pool have in common, from the planner's sums."""
-    stepper = scenario.prefill_stepper if role == "prefill" else scenario.decode_stepper
+    stepper = scenario.steppers[role]
     layout, resolved = stepper.replica.layout, stepper.replica.resolved
     return Setup(
         role=role,
@@ -126,5 +130,7 @@ def setup(scenario: Scenario, role: str) -> Setup:
             micro_batches=layout.pp,
         ),
         gpus=layout.gpus,
-        strides=scenario.strides,
+        # What a draw makes of a step is not known beforehand.
+        strides=scenario.strides and experts is None,
+        experts=experts,
     )

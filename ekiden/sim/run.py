@@ -10,8 +10,10 @@ from contextlib import contextmanager
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.measures.experts import ExpertLoad
 from ekiden.sim.asked import Asked
 from ekiden.sim.autoscaler import Autoscaler
+from ekiden.sim.experts import uneven
 from ekiden.sim.front import Front
 from ekiden.sim.loop import Loop
 from ekiden.sim.policies import POLICIES
@@ -49,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     killed: int
     seconds: float
     """Of the simulation, from the first moment to the last."""
+    experts: dict[str, ExpertLoad] = {}
+    """By role, where they were hit unevenly."""
 
 
 def simulate(
@@ -83,7 +87,8 @@ class World:
         prompts = Prompts(scenario.decode_stepper.replica.geometry.name, scenario.block_size, asked)
         chance = [random.Random(f"{scenario.seed} {what}") for what in ("router", "ages", "deaths")]
         registry = Registry(self.loop, chance[1], scenario.renew_s, scenario.poll_s)
-        self.pools = Pools(scenario, self.loop, prompts, registry, chance[2])
+        self._experts = uneven(scenario.steppers, scenario.expert_skew, scenario.seed, asked)
+        self.pools = Pools(scenario, self.loop, prompts, registry, chance[2], self._experts)
         placer = POLICIES[scenario.policy](
             self.loop,
             chance[0],
@@ -134,8 +139,13 @@ class World:
             _span(replica, self.pools.ends.get((replica.name, replica.epoch), now) - began)
             for replica, began in self.pools.spans
         ]
+        loads = {role: experts.load() for role, experts in self._experts.items()}
         return Outcome(
-            records=self.front.records, spans=spans, killed=self.pools.killed, seconds=now
+            records=self.front.records,
+            spans=spans,
+            killed=self.pools.killed,
+            seconds=now,
+            experts={role: load for role, load in loads.items() if load is not None},
         )
 
 
@@ -166,10 +176,10 @@ def _span(replica: Replica, seconds: float) -> Span:
         name=replica.name,
         gpus=replica.setup.gpus,
         seconds=seconds,
-        busy_s=replica.busy_s,
+        busy_s=replica.steps.busy_s,
         wire_s=replica.wire.busy_s,
-        computed_tokens=replica.computed_tokens,
-        sampled_tokens=replica.sampled_tokens,
+        computed_tokens=replica.steps.computed_tokens,
+        sampled_tokens=replica.steps.sampled_tokens,
     )
 
 

@@ -10,6 +10,9 @@ from ekiden.planner.steps import Stepper
 from ekiden.registry.record import POLL_S, RENEW_S
 from ekiden.sim.policies import POLICIES, ROUTER
 
+MOST_SKEW = 4
+"""Beyond it all tokens want the same few experts."""
+
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
     """A replica dies at ``at_s``: ``number`` of its pool, from 0."""
@@ -55,6 +58,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     mttr_s: float = 60.0
     """Until a dead one is back, with an empty cache."""
     autoscale: Autoscale | None = None
+    expert_skew: float | None = None
+    """Zipf exponent of how popular the experts of a mixture are, 0: all alike; None: their ranks
+    share the tokens as the latency model says."""
     seed: int = 0
     strides: bool = True
     """Decode steps are taken together where nothing else can happen; the result is the same."""
@@ -75,7 +81,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 raise SetupError(f"{name} {value:g} is no time: choose seconds above 0")
         for kill in self.kills:
             self._check_kill(kill)
+        if self.expert_skew is not None:
+            self._check_skew(self.expert_skew)
         return self
+
+    @property
+    def steppers(self) -> dict[str, Stepper]:
+        """By role."""
+        return {"prefill": self.prefill_stepper, "decode": self.decode_stepper}
 
     def blocks_of(self, stepper: Stepper) -> int:
         """In the pool of one replica."""
@@ -89,3 +102,22 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise SetupError(
                 f"replica {kill.number} of {kill.role!r} cannot be killed: there are {there}"
             )
+
+    def _check_skew(self, skew: float) -> None:
+        if not 0 <= skew <= MOST_SKEW:
+            raise SetupError(
+                f"expert skew {skew:g} is no exponent: choose 0, all experts alike, to {MOST_SKEW}"
+            )
+        for stepper in self.steppers.values():
+            name, layout = stepper.replica.geometry.name, stepper.replica.layout
+            if not stepper.replica.geometry.experts:
+                raise SetupError(
+                    f"expert skew {skew:g} needs a mixture of experts, and {name} is dense: leave "
+                    "it out, or choose a model such as Qwen3-30B-A3B"
+                )
+            if layout.ep == 1:
+                raise SetupError(
+                    f"expert skew {skew:g} needs experts on several ranks, and each rank of "
+                    f"{layout} has a part of every expert of {name}: choose EP 2 or more "
+                    "(--enable-expert-parallel, with -tp or -dp)"
+                )

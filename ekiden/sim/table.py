@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ekiden.measures.columns import aligned
+from ekiden.measures.experts import ExpertLoad
 from ekiden.measures.table import by_source, means, of_goodput, points
 from ekiden.sim.figures import Figures, Pool
 
@@ -38,7 +39,10 @@ def _below(run: Figures) -> Iterator[str]:
     if parts := by_source(run.prompt_sources):
         yield f"{run.name}: prompt tokens from {parts}"
     yield f"{run.name}: mean ms of {means(run.phases_ms)}"
-    yield from (f"{run.name}: {_pool(pool)}" for pool in run.pools)
+    for pool in run.pools:
+        yield f"{run.name}: {_pool(pool)}"
+        if pool.experts is not None:
+            yield f"{run.name}: {_experts(pool.role, pool.experts)}"
     if run.left_out:
         yield f"{run.name}: {run.left_out:,} requests are longer than a replica takes: left out"
     for kind, count in run.errors.items():
@@ -56,4 +60,13 @@ def _pool(pool: Pool) -> str:
     return (
         f"{pool.replicas:,} {pool.role} replicas, busy {pool.busy_share:.0%}{link}, the busiest "
         f"had {pool.imbalance:.2f} of the mean, {pool.gpu_hours:.3g} GPU-hours"
+    )
+
+
+def _experts(role: str, load: ExpertLoad) -> str:
+    even = load.balancedness
+    return (
+        f"experts of {role}: the busiest rank had {1 / even.p50:.2f} of the mean at P50, "
+        f"{1 / even.p95:.2f} at P95 and {1 / even.worst:.2f} at worst; dispatch and combine, with "
+        f"the wait for it, {load.dispatch_share:.0%} of a step"
     )

@@ -18,12 +18,11 @@ from ports import free_port
 from stack import MODEL
 from tiny_tokenizers import byte_level, write
 
-from ekiden.bench.result import read
 from ekiden.cli.doctor_page import page
 from ekiden.cli.main import main
-from ekiden.doctor.benches import Run, situations
 from ekiden.doctor.evidence import Evidence, Objectives
 from ekiden.doctor.finding import Cause, Diagnosis
+from ekiden.doctor.results import read
 from ekiden.doctor.symptoms import diagnose
 from ekiden.doctor.watch import Watch
 
@@ -128,9 +127,7 @@ async def doctor(*argv: str) -> Said:
 
 def judged(*files: Path) -> Diagnosis:
     """What doctor says of results of a bench."""
-    runs = [(file.name, msgspec.convert(read(file), Run, from_attributes=True)) for file in files]
-    found = [one for name, run in runs for one in situations(name, run)]
-    return _told(Evidence(situations=tuple(found)))
+    return _told(Evidence(situations=tuple(one for file in files for one in read(file))))
 
 
 def _told(evidence: Evidence) -> Diagnosis:

@@ -140,15 +140,19 @@ async def test_short_prompts_over_a_slow_wire_should_not_be_handed_over(ward: Wa
 
 
 async def test_a_slow_wire_is_to_blame_where_prompts_are_long(ward: Ward) -> None:
-    """R55."""
+    """R55; and requests whose KV is on its way are not said to stand in the gateway (R51)."""
     slow = ("--kv-rate-limit", "1M")
     async with ward.stack() as stack:
         url = await stack.deploy(("prefill", "p-1", *slow), ("decode", "d-1", *slow))
         async with asker(url) as client:
             await client.ask(prompt=800, answer=4)  # they meet, and measure their wire
-            async with client.asking(2, prompt=800, answer=4):
+            async with client.asking(6, prompt=800, answer=4):
                 found = await watched(ward.redis, url, 10.0)
     assert "the link" in found_in(found)["R55"]
+    assert "R51" not in found_in(found)
+    (situation,) = found.evidence.situations
+    (decode,) = situation.of("decode")
+    assert decode.receiving > 3
 
 
 async def test_a_rank_that_is_killed_takes_its_replica_along(ward: Ward) -> None:

@@ -21,16 +21,20 @@ def uneven_load(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _queues(situation: Situation, pool: Sequence[Replica]) -> Iterator[Cause]:
-    most = max(pool, key=lambda replica: replica.pending)
-    least = min(pool, key=lambda replica: replica.pending)
+    most = max(pool, key=_has)
+    least = min(pool, key=_has)
     if most.waiting < 1 or least.waiting >= 0.5:
         return
-    gap = 1 - least.pending / most.pending
+    gap = 1 - _has(least) / _has(most)
     if gap > at.UNEVEN_LOAD:
         yield _unequal(
             f"{_load(most)}; {_load(least)} ({situation.name})",
             confidence(gap, at.UNEVEN_LOAD, most.readings, at.ENOUGH_READINGS),
         )
+
+
+def _has(replica: Replica) -> float:
+    return replica.pending + replica.receiving
 
 
 def _load(replica: Replica) -> str:

@@ -40,7 +40,7 @@ def _stuck(situation: Situation) -> Cause | None:
     ended = answers is None or answers.count or answers.errors
     if ended or here < 0.5 or situation.seconds < at.STUCK_S:
         return None
-    known = sum(replica.pending for replica in situation.replicas)
+    known = situation.known
     return Cause(
         what="requests are in flight, and none was answered",
         seen=f"{here:.1f} in flight, of which the replicas have {known:.1f} ({situation.name})",

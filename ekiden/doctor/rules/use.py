@@ -37,7 +37,7 @@ def _slow_client(situation: Situation) -> Iterator[Cause]:
 
 
 def _in_the_gateway(situation: Situation) -> Iterator[Cause]:
-    known = sum(replica.pending for replica in situation.replicas)
+    known = situation.known
     here = situation.in_flight or 0.0
     lacking = (here - known) / here if here else 0.0
     readings = max((replica.readings for replica in situation.replicas), default=0)

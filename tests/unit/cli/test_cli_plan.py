@@ -372,9 +372,9 @@ def test_a_trace_is_a_workload_with_its_own_rate_and_sharing(printed, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no requests"),
-        ('{"timestamp": 0}', "line 1: Object missing required field"),
-        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "lengths must be 1 or more"),
+        ("", "holds no request"),
+        ('{"timestamp": 0}', "line 1 is no request (Object missing required field"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}', "both must be 1 or more"),
     ],
 )
 def test_a_trace_that_is_none_names_the_line(capsys, tmp_path: Path, text, message):

@@ -69,6 +69,7 @@ def test_the_data_has_the_names_of_a_bench_result(printed):
         assert 0 < run[figure]["p50"] <= run[figure]["p95"] <= run[figure]["p99"]
     assert run["goodput"]["share"] == 1.0
     assert [pool["role"] for pool in run["pools"]] == ["prefill", "decode"]
+    assert not any("experts" in pool for pool in run["pools"])
     assert sum(run["prompt_sources"].values()) == 40 * 200
 
 
@@ -110,6 +111,17 @@ def test_failures_are_counted(printed):
         ((*FEW, "--replicas", "1", "--ratio", "1:3"), "choose 2 or more, or --ratio 0:1"),
         ((*FEW, "--prompt-tokens", "3000", "--max-model-len", "2048"), "which takes 2048"),
         (("Llama-3.1-70B", "--gpu", "H100", "--rate", "1"), "the nearest that fits is TP2"),
+        ((*FEW, "--enable-expert-parallel"), "Llama-3.1-8B is dense and has no experts"),
+        ((*FEW, "--expert-skew", "1"), "needs a mixture of experts, and Llama-3.1-8B is dense"),
+        ((*FEW, "--expert-skew", "much"), "'much' is no exponent"),
+        (
+            ("Qwen3-30B-A3B", "--gpu", "H100", "--rate", "1", "--enable-expert-parallel"),
+            "add -tp or -dp of 2 or more",
+        ),
+        (
+            ("Qwen3-30B-A3B", "--gpu", "H100", "-dp", "2", "--rate", "1", "--expert-skew", "1"),
+            "choose EP 2 or more (--enable-expert-parallel",
+        ),
         ((*ASKED, "--trace", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
     ],
 )
@@ -128,3 +140,38 @@ def test_choices_and_defaults_are_those_of_the_rooms_that_own_them():
         for one in (Scenario, ServiceConfig)
     )
     assert ours["local_prefill_tokens"] == theirs["local_prefill_tokens"]
+
+
+MIXTURE = ("Qwen3-30B-A3B", "--gpu", "H100", "--gpus-per-host", "8", "-dp", "8")
+DEALT = (*MIXTURE, "--enable-expert-parallel", "--workload", "rag", "--rate", "40")
+
+
+def test_experts_that_are_hit_unevenly_are_told_of_in_both_forms(printed):
+    asked = (*DEALT, "--requests", "80", "--ratio", "0:1", "--expert-skew", "1")
+    text = printed(*asked)
+    assert "0:1: experts of decode: the busiest rank had " in text
+    (run,) = json.loads(printed(*asked, "--json"))["runs"]
+    (pool,) = run["pools"]
+    told = pool["experts"]
+    assert set(told) == {"steps", "tokens", "balancedness", "dispatch_share"}
+    assert {len(layer) for layer in told["tokens"]} == {128}
+    assert 0 < told["balancedness"]["worst"] <= told["balancedness"]["p95"]
+    assert told["balancedness"]["p95"] <= told["balancedness"]["p50"] < 1
+
+
+def test_doctor_finds_the_hot_experts_of_a_simulation_and_none_where_all_are_alike(
+    printed, capsys, tmp_path
+):
+    for skew, found in (("1.2", 1), ("0", 0)):
+        file = tmp_path / f"skew{skew}.json"
+        asked = (*DEALT, "--requests", "200", "--ratio", "1:1", "--expert-skew", skew)
+        file.write_text(printed(*asked, "--json"))
+        main(["doctor", "--bench", str(file), "--json"])
+        diagnosis = json.loads(capsys.readouterr().out)
+        by_row = {one["requirement"]: one for one in diagnosis["findings"]}
+        assert ("R46" in by_row) == bool(found)
+        assert ("R46" in diagnosis["clean"]) != bool(found)
+    main(["doctor", "--bench", str(tmp_path / "skew1.2.json")])
+    page = capsys.readouterr().out
+    assert "R46  the tail of a mixture of experts is unstable   confidence" in page
+    assert "redundant copies of the hottest experts" in " ".join(page.split())

@@ -49,7 +49,7 @@ PREFILL = record(
 DECODE = record(
     "decode-0",
     "decode",
-    ReplicaStats(running=5, kv_blocks_total=1000, kv_blocks_held=100, step_s=0.0123),
+    ReplicaStats(running=5, receiving=2, kv_blocks_total=1000, kv_blocks_held=100, step_s=0.0123),
     status=DRAINING,
 )
 
@@ -89,7 +89,7 @@ def test_the_screen_has_requests_then_each_pool_with_its_replicas() -> None:
             "  8,000 tok/s  -     7%    10%/25%"
         ),
         "",
-        "decode    1 replica   5 running   0 waiting   KV 10%",
+        "decode    1 replica   5 running   0 waiting   2 receiving KV   KV 10%",
         (
             "  replica   status    split  running  waiting  to prefill  KV               cached"
             "  prefill  step     comm  idle"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from healthy import (
     ANSWERS,
     DECODE,
+    EXPERTS,
     HEALTHY,
     LEVEL,
     OTHER,
     PREFILL,
     WATCHED,
+    mixture,
     replace,
     spoilt,
     watched,
@@ -19,12 +21,21 @@ from healthy import (
 from ekiden.doctor.evidence import Client, Evidence, Host, Objectives, SamePrompts, Times
 from ekiden.doctor.finding import Cause
 from ekiden.doctor.symptoms import diagnose
+from ekiden.measures.experts import Balancedness
 
 CROWDED = Host(cores=2, load=8.0, replicas=("d-1",))
 LATE = Times(count=200, mean=2.2, p50=2.0, p95=5.0, p99=6.0)
 JITTERY = Times(count=200, p50=0.012, p95=0.2, p99=0.3)
 UNEVEN = replace(DECODE, pp=2, stage_idle=(0.1, 0.6))
 BUBBLE = replace(DECODE, pp=2, stage_idle=(0.6, 0.62))
+HOT = replace(
+    EXPERTS,
+    hottest=6.0,
+    dispatch_share=0.4,
+    balancedness=Balancedness(p50=0.5, p95=0.45, worst=0.3),
+)
+BY_KIND = replace(HOT, balancedness=Balancedness(p50=0.8, p95=0.5, worst=0.3))
+UNSTEADY = Times(count=200, p50=0.012, p95=0.02, p99=0.05)
 
 CASES: dict[str, tuple[str, Evidence, str]] = {
     "mostly collectives": (
@@ -62,6 +73,17 @@ CASES: dict[str, tuple[str, Evidence, str]] = {
     ),
     "a slow stage": ("R45", with_replica(UNEVEN), "stage 0 is the slowest"),
     "a bubble": ("R45", with_replica(BUBBLE), "bubble"),
+    "experts that are hot in every step": ("R46", mixture(HOT), "in most steps"),
+    "experts that are hot for one kind of prompt": (
+        "R46",
+        mixture(BY_KIND, tpot=UNSTEADY),
+        "change with the kinds of prompts",
+    ),
+    "hot experts seen by the tail alone": (
+        "R46",
+        mixture(replace(HOT, dispatch_share=0.05), tpot=UNSTEADY),
+        "in most steps",
+    ),
     "a full cache": ("R47", with_replica(replace(DECODE, kv_peak=0.99, waiting=3.0)), "smaller"),
     "no room for one more prompt": (
         "R47",
@@ -179,6 +201,18 @@ NEAR: dict[str, tuple[str, Evidence]] = {
     ),
     "a difference that nobody sees": ("R44", watched(tpot=QUICK)),
     "a pipeline with one request": ("R45", with_replica(replace(UNEVEN, running=1.0, waiting=0.0))),
+    "hot experts that nobody feels": ("R46", mixture(replace(HOT, dispatch_share=0.1))),
+    "hot experts on ranks that share the tokens": (
+        "R46", mixture(replace(HOT, balancedness=EXPERTS.balancedness))
+    ),
+    "a mixture over a slow link": ("R46", mixture(replace(EXPERTS, dispatch_share=0.7))),
+    "a mixture with an unsteady tail of its own": (
+        "R46", mixture(EXPERTS, tpot=replace(ANSWERS.tpot, p99=0.5))
+    ),
+    "few tokens in a step, on experts that are all alike": (
+        "R46", mixture(replace(HOT, hottest=1.5))
+    ),
+    "too few tokens to call an expert hot": ("R46", mixture(replace(HOT, tokens=5.0))),
     "a cache that is full and enough": (
         "R47", with_replica(replace(DECODE, kv_peak=0.99, waiting=0.0))
     ),
@@ -214,6 +248,23 @@ NEAR: dict[str, tuple[str, Evidence]] = {
     ),
     "a moment of one request in the gateway": (
         "R51", spoilt(replace(WATCHED, in_flight=1.0, replicas=(replace(DECODE, running=0.0),)))
+    ),
+    "requests whose KV is on its way over a slow wire": (
+        "R51",
+        spoilt(
+            replace(WATCHED, in_flight=80.0, replicas=(PREFILL, replace(DECODE, receiving=70.0)))
+        ),
+    ),
+    "a replica that receives KV beside one that queues": (
+        "R50",
+        spoilt(
+            replace(
+                WATCHED,
+                replicas=(
+                    replace(DECODE, waiting=20.0), replace(OTHER, running=0.0, receiving=30.0)
+                ),
+            )
+        ),
     ),
     "busy, and nobody waits": (
         "R52",

@@ -10,6 +10,7 @@ from ekiden.doctor.evidence import (
     Answers,
     Client,
     Evidence,
+    Experts,
     Host,
     Load,
     Replica,
@@ -18,6 +19,7 @@ from ekiden.doctor.evidence import (
     Times,
     Wire,
 )
+from ekiden.measures.experts import Balancedness
 
 replace: Any = msgspec.structs.replace
 
@@ -51,6 +53,14 @@ DECODE = Replica(
     wires=(Wire(peer="p-1", wire="shm", bytes_per_s=8e9),),
 )  # fmt: skip
 OTHER = replace(DECODE, id="d-2", running=5.5)
+EXPERTS = Experts(
+    role="decode",
+    steps=400,
+    tokens=900.0,
+    hottest=1.4,
+    balancedness=Balancedness(p50=0.86, p95=0.8, worst=0.7),
+    dispatch_share=0.15,
+)
 WATCHED = Situation(
     name="watched for 10 s",
     seconds=10.0,
@@ -63,6 +73,7 @@ LEVEL = replace(
     name="run.json, concurrency 8",
     load=Load(kind="concurrency", value=8.0),
     client=Client(cpu_share=0.3, lag_p99_s=0.001),
+    experts=(EXPERTS,),
 )
 TWICE = replace(
     LEVEL,
@@ -87,6 +98,11 @@ def with_replica(replica: Replica, **changes: Any) -> Evidence:
     """Healthy but for one replica, and what else of the situation is told."""
     others = [one for one in WATCHED.replicas if one.id != replica.id]
     return spoilt(replace(WATCHED, replicas=(*others, replica), **changes))
+
+
+def mixture(experts: Experts, **answers: Any) -> Evidence:
+    """Healthy but for the experts of a mixture, and these figures of the answers."""
+    return spoilt(replace(LEVEL, experts=(experts,), answers=replace(ANSWERS, **answers)))
 
 
 def spoilt(*situations: Situation, **changes: Any) -> Evidence:

@@ -6,28 +6,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from ekiden.bench.result import (
-    Level,
-    ReplicaShare,
-    Result,
-    Samples,
-    Service,
-    read,
-    write,
-)
-from ekiden.doctor.benches import Run, situations
+from ekiden.bench.result import SCHEMA, Level, ReplicaShare, Result, Samples, Service, write
+from ekiden.core.errors import SetupError
 from ekiden.doctor.evidence import Load, Situation
+from ekiden.doctor.results import KINDS, read
 from ekiden.measures.goodput import Slo
 from ekiden.measures.spread import Spread
+from ekiden.sim import figures
 
 MS = Spread(count=40, mean=50.0, p50=40.0, p95=60.0, p99=70.0)
 GAUGES = {
     "requests in flight": {"": Spread(count=9, mean=7.5)},
     "requests running": {"d-1": Spread(count=9, mean=5.0), "p-1": Spread(count=9, mean=1.0)},
     "requests waiting": {"d-1": Spread(count=9, mean=2.0)},
+    "requests receiving KV": {"d-1": Spread(count=9, mean=3.0)},
     "KV in use": {"d-1": Spread(count=9, mean=0.5, max=0.8)},
     "communication share": {"d-1": Spread(count=9, mean=0.2)},
     "stage idle": {"d-1 0": Spread(count=9, mean=0.1), "d-1 1": Spread(count=9, mean=0.3)},
@@ -71,8 +65,7 @@ def told(path: Path, *levels: Level) -> list[Situation]:
         slo=Slo(), notes=[], levels=list(levels),
     )  # fmt: skip
     write(path, result)
-    run = msgspec.convert(read(path), Run, from_attributes=True)
-    return list(situations(path.name, run))
+    return read(path)
 
 
 def test_what_clients_saw_is_in_seconds_and_counts_from_sending(tmp_path: Path) -> None:
@@ -98,7 +91,7 @@ def test_what_our_services_told_is_by_replica(tmp_path: Path) -> None:
     assert (answers.fallbacks, answers.moved) == ({"preempted": 2}, {"shm": 9000.0})
     assert answers.shares == {"decode": {"d-1": 400}, "prefill": {"p-1": 4000}}
     assert (decode.tp, decode.pp, decode.readings) == (2, 2, 9)
-    assert (decode.running, decode.waiting) == (5.0, 2.0)
+    assert (decode.running, decode.waiting, decode.receiving) == (5.0, 2.0, 3.0)
     assert (decode.kv_share, decode.kv_peak, decode.collective_share) == (0.5, 0.8, 0.2)
     assert decode.stage_idle == (0.1, 0.3)
     assert (prefill.running, prefill.tp) == (1.0, 0)
@@ -116,3 +109,21 @@ def test_a_server_of_somebody_else_is_judged_by_what_clients_saw(tmp_path: Path)
 def test_each_level_is_a_situation_and_a_rate_without_end_is_infinite(tmp_path: Path) -> None:
     first, second = told(tmp_path / "run.json", level(), level(name="inf", load="rate", value=None))
     assert first.load != second.load == Load(kind="rate", value=math.inf)
+
+
+def test_schemas_are_those_of_the_rooms_that_write_the_files() -> None:
+    assert set(KINDS) == {SCHEMA, figures.SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is no result of `ekiden bench --json` or `ekiden sim --json`"),
+        ('{"schema": "ekiden.bench/0"}', "reads 'ekiden.bench/1' and 'ekiden.sim/1'"),
+        ('{"schema": "ekiden.sim/1"}', "missing required field `runs`"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(SetupError, match=says):
+        read(tmp_path / "x.json")

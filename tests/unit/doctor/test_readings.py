@@ -65,13 +65,13 @@ class Gateway:
 def test_load_is_a_mean_over_the_readings_and_speed_is_the_last_one() -> None:
     found = situation(
         looks(
-            (record(running=2, waiting=0, kv_blocks_total=100, kv_blocks_held=50, step_s=0.1),),
+            (record(running=2, receiving=1, kv_blocks_total=100, kv_blocks_held=50, step_s=0.1),),
             (record(running=4, waiting=3, kv_blocks_total=100, kv_blocks_held=95, step_s=0.2),),
         ),
         1.0,
     )
     (replica,) = found.replicas
-    assert (replica.running, replica.waiting) == (3.0, 1.5)
+    assert (replica.running, replica.waiting, replica.receiving) == (3.0, 1.5, 0.5)
     assert (replica.kv_share, replica.kv_peak) == (pytest.approx(0.725), 0.95)
     assert (replica.step_s, replica.readings, replica.tp, replica.max_num_seqs) == (0.2, 2, 2, 32)
     assert (replica.host, replica.kv_tokens) == ("10.0.0.7", 1600)
@@ -137,13 +137,14 @@ def test_what_the_client_did_wrong_is_no_failure_of_the_deployment() -> None:
 def test_without_a_registry_the_gateway_tells_of_its_replicas() -> None:
     gateway = Gateway(
         record(
-            running=3, waiting=1, kv_blocks_total=10, kv_blocks_held=4, collective_share=0.25,
-            stage_idle=(0.1, 0.3),
+            running=3, waiting=1, receiving=2, kv_blocks_total=10, kv_blocks_held=4,
+            collective_share=0.25, stage_idle=(0.1, 0.3),
         ),
         record("p-1"),
     )  # fmt: skip
     decode, prefill = situation([gateway.reading(0.0), gateway.reading(1.0)], 1.0).replicas
-    assert (decode.id, decode.role, decode.tp, decode.running) == ("d-1", "decode", 2, 3.0)
+    assert (decode.id, decode.role, decode.tp) == ("d-1", "decode", 2)
+    assert (decode.running, decode.waiting, decode.receiving) == (3.0, 1.0, 2.0)
     assert decode.stage_idle == (0.1, 0.3)
     assert (decode.kv_share, decode.collective_share) == (pytest.approx(0.4), 0.25)
     assert (prefill.role, prefill.model) == ("prefill", "m")

@@ -28,8 +28,13 @@ from ekiden.doctor.symptoms import SYMPTOMS, diagnose
 def test_healthy_evidence_of_every_kind_is_clean() -> None:
     found = diagnose(HEALTHY)
     assert found.findings == ()
+    assert found.unseen == ()
+    assert len(found.clean) == len(SYMPTOMS)
+
+
+def test_experts_that_nobody_tells_of_are_not_called_even() -> None:
+    found = diagnose(spoilt(*(replace(one, experts=()) for one in HEALTHY.situations)))
     assert [one.requirement for one in found.unseen] == ["R46"]
-    assert len(found.clean) == 12
 
 
 def test_every_row_of_the_table_is_there_once() -> None:
@@ -108,6 +113,11 @@ def test_two_causes_of_one_symptom_are_ranked() -> None:
     found = causes(evidence, "R44")
     assert [one.what.split()[0] for one in found] == ["communication", "prompts", "more"]
     assert [one.confidence for one in found] == sorted((c.confidence for c in found), reverse=True)
+
+
+def test_experts_that_are_hot_now_and_then_are_not_said_to_be_hot_always() -> None:
+    (cause,) = causes(CASES["experts that are hot for one kind of prompt"][1], "R46")
+    assert "kinds of prompts" in cause.what
 
 
 def test_a_lost_replica_whose_pool_lives_on_matters_less_than_a_whole_pool() -> None:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from healthy import ANSWERS, DECODE, HEALTHY, PREFILL, replace, watched, with_replica
+from healthy import (
+    ANSWERS,
+    DECODE,
+    EXPERTS,
+    HEALTHY,
+    PREFILL,
+    mixture,
+    replace,
+    watched,
+    with_replica,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden.doctor.evidence import Evidence, SamePrompts, Times
 from ekiden.doctor.finding import confidence
 from ekiden.doctor.symptoms import SYMPTOMS
+from ekiden.measures.experts import Balancedness
 
 RULES = {symptom.requirement: symptom.rule for symptom in SYMPTOMS}
 shares = st.floats(0, 1)
@@ -62,6 +73,15 @@ def test_bubble() -> None:
         "R45", "bubble",
         lambda level: with_replica(replace(DECODE, pp=2, stage_idle=(level, level))),
     )  # fmt: skip
+
+
+def test_hot_experts() -> None:
+    def spoil(level: float) -> Evidence:
+        share = 1 / (1 + 2 * level)
+        even = Balancedness(p50=share, p95=share, worst=share)
+        return mixture(replace(EXPERTS, hottest=5.0, dispatch_share=0.4, balancedness=even))
+
+    grows("R46", "most steps", spoil)
 
 
 def test_answers_put_back() -> None:

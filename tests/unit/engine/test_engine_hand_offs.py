@@ -166,6 +166,20 @@ def test_the_hand_off_token_is_told_before_its_kv_has_arrived() -> None:
     assert engine.next_plan() is None, "nothing is decoded without the prompt's KV"
 
 
+def test_a_request_whose_kv_is_on_its_way_is_told_until_it_runs() -> None:
+    engine, executor = make_engine()
+    request = make_request(prompt=PROMPT)
+    key, blocks, _ = reserved(engine, request)
+    engine.hand_off("r", tokens_for_hand_off(request))
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.receiving) == (0, 0, 1)
+    executor.write(blocks, 0, kv_values(PROMPT))
+    engine.adopt("r")
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.receiving) == (1, 0, 0)
+    engine.writer_done(key)
+
+
 def test_eos_as_the_hand_off_token_ends_the_choice_and_decode_does_not_go_on() -> None:
     engine, executor = make_engine()
     said = Collected(engine)

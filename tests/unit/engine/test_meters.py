@@ -56,7 +56,7 @@ def test_the_gateway_shows_them_by_replica_and_stage_and_forgets_who_left() -> N
 
 def test_the_gateway_shows_a_replicas_requests_and_the_share_of_its_blocks_that_are_held() -> None:
     stats = ReplicaStats(
-        running=3, waiting=2, kv_blocks_total=40, kv_blocks_held=10, kv_blocks_cached=5
+        running=3, waiting=2, receiving=4, kv_blocks_total=40, kv_blocks_held=10, kv_blocks_cached=5
     )
     bare = SimpleNamespace(**DECODE, id="d-2", stats=ReplicaStats())
     record = SimpleNamespace(**DECODE, id="d-1", stats=stats)
@@ -65,6 +65,7 @@ def test_the_gateway_shows_a_replicas_requests_and_the_share_of_its_blocks_that_
     text = metrics.render(fleet).decode()
     assert 'ekiden_running_requests{replica="d-1"} 3.0' in text
     assert 'ekiden_waiting_requests{replica="d-1"} 2.0' in text
+    assert 'ekiden_receiving_requests{replica="d-1"} 4.0' in text
     assert 'ekiden_kv_used_ratio{replica="d-1"} 0.25' in text
     assert 'ekiden_kv_used_ratio{replica="d-2"}' not in text
     fleet.replicas = list

@@ -7,6 +7,7 @@ from hypothesis import given
 from plans import stepper
 
 from ekiden.core.errors import SetupError
+from ekiden.planner import neighbours
 from ekiden.planner.calibration import Calibration, calibration, calibrations, read_calibration
 from ekiden.planner.closed import closed_loop
 from ekiden.planner.devices import Links, devices
@@ -15,6 +16,7 @@ from ekiden.planner.layout import Layout
 from ekiden.planner.routing import Routing, routing
 from ekiden.planner.steps import Batch, Split
 from ekiden.planner.work import stage_works
+from ekiden.planner.workload import workload
 
 VLLM = calibration("vllm")
 TOP2 = Routing(top_k=2)
@@ -257,6 +259,7 @@ def test_every_constant_matters():
     )
     peers = devices(gpu("l40s"), per_host=2, interconnect="pcie-p2p")
     near = stepper("Llama-3.1-8B", "l40s", Layout(tp=2), on=peers)
+    single = stepper("Llama-3.1-8B", "l40s")
 
     def figures(told: Calibration) -> list[float]:
         found = []
@@ -264,7 +267,9 @@ def test_every_constant_matters():
             again = type(base)(base.replica, base.devices, told)
             loop = closed_loop(again, prompt=2048, output=128, clients=16)
             found += [again.decode(8, 500).total, again.prompt(2048).total, loop.ttft, loop.tpot]
-        return found
+        crowd = type(single)(single.replica, single.devices, told)
+        shared = neighbours.disaggregated(crowd, crowd, workload("chat", rate=None), 8.0, (1, 1))
+        return [*found, shared.ttft_p50, shared.tpot_p50]
 
     usual = figures(VLLM)
     for name, value in msgspec.structs.asdict(VLLM).items():

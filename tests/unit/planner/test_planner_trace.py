@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ekiden.core.errors import SetupError
 from ekiden.planner.calibration import calibration
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.devices import devices
@@ -15,7 +16,7 @@ from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, card_of
 from ekiden.planner.serving import aggregated
 from ekiden.planner.steps import Stepper
-from ekiden.planner.trace import Line, from_trace, shared, sharing
+from ekiden.planner.trace import Line, from_trace, read_trace, shared, sharing
 from ekiden.planner.workload import Requests, Workload
 
 
@@ -83,3 +84,20 @@ def test_kinds_are_equal_parts_by_length_and_keep_the_means(tmp_path: Path):
     assert work.longest == 1600 + 160, "of the longest request, not of a mean"
     assert work.rate == pytest.approx(10)
     assert from_trace(file, rate=3).rate == 3
+
+
+def test_a_trace_out_of_order_is_read_in_order_of_arrival(tmp_path: Path):
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 100 * i, "input_length": 512 * 3, "output_length": 1, "hash_ids": ids}
+        for i, ids in enumerate([(1, 2, 3), (1, 2, 4), (5, 6, 7)])
+    ]
+    file.write_text("\n".join(map(json.dumps, (lines[2], lines[0], lines[1]))) + "\n\n")
+    assert [one.timestamp for one in read_trace(file)] == [0, 100, 200]
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_line(tmp_path: Path):
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(b'\xff\xfe{"timestamp": 1}')
+    with pytest.raises(SetupError, match=r"--trace .*trace.jsonl line 1 is no request"):
+        read_trace(file)
