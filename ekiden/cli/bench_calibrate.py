@@ -30,8 +30,7 @@ Start one replica that does both first (`ekiden up DIR --prefill 0`), of one GPU
 that a replica will have (--cores), with nothing beside it. `ekiden plan DIR --calibration
 here.json` then plans for this machine. What the points say nothing about, such as links, stays as
 in --calibration. For --two-pools start one prefill and one decode replica instead, which hand over
-every prompt (`ekiden up DIR --local-prefill-tokens 0`); only what they cost each other on one CPU is
-added.
+every prompt (`ekiden up DIR --local-prefill-tokens 0`); only what they cost each other is added.
 """
 
 
