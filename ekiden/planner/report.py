@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ekiden.planner import flags
+from ekiden.planner.batch import Split
 from ekiden.planner.calibration import calibrations
 from ekiden.planner.decision import Decision
 from ekiden.planner.evaluate import after_losing
@@ -17,7 +18,6 @@ from ekiden.planner.layout import Layout
 from ekiden.planner.memory import RankSum
 from ekiden.planner.options import Asked, Option
 from ekiden.planner.reasons import lost
-from ekiden.planner.steps import Split
 from ekiden.planner.weights import rank_weights
 from ekiden.planner.why import why
 

@@ -18,7 +18,8 @@ from ekiden.planner.memory import Replica
 from ekiden.planner.precision import WeightFormat, weight_format
 from ekiden.planner.profiles import profile
 from ekiden.planner.score_rows import Row, card, engine_of
-from ekiden.planner.steps import Stepper, multiplies_small
+from ekiden.planner.small import multiplies_small
+from ekiden.planner.steps import Stepper
 
 TPOT, TTFT = "tpot", "ttft"
 METRICS = {"tpot": TPOT, "ttft_mean_or_p50": TTFT, "ttft_p50": TTFT, "ttft": TTFT}

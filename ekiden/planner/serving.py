@@ -6,9 +6,10 @@ import math
 
 import msgspec
 
+from ekiden.planner.batch import Batch, Split
 from ekiden.planner.closed import room
 from ekiden.planner.queueing import NORMAL, Queue, Service, poisson_quantile
-from ekiden.planner.steps import Batch, Split, Stepper
+from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Objectives, Requests, Workload
 
 ROUNDS = 30

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ekiden.engine.scheduling.schedule import ScheduledChunk
-from ekiden.planner.steps import Batch, Stepper
+from ekiden.planner.batch import Batch
+from ekiden.planner.steps import Stepper
 
 GRID = 64
 """Contexts, in tokens, at which a decode step is computed; between them it is taken as linear.

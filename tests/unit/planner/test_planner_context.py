@@ -7,6 +7,7 @@ from hypothesis import given
 from plans import option, plan, question, stepper
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.batch import Batch
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.decision import Decision, decide
 from ekiden.planner.devices import devices
@@ -18,7 +19,6 @@ from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import DISAGGREGATED, prompt_layouts
 from ekiden.planner.ring import Ring
 from ekiden.planner.serving import disaggregated, moved
-from ekiden.planner.steps import Batch
 from ekiden.planner.why import why
 from ekiden.planner.work import Scores
 from ekiden.planner.workload import Objectives, Requests, Workload
@@ -87,9 +87,9 @@ def test_all_reduces_of_tp_see_the_tokens_of_a_group():
     both = stepper("Llama-3.1-8B", "H100", Layout(tp=2, cp=2), chunk=8192)
     alone = stepper("Llama-3.1-8B", "H100", Layout(tp=2), chunk=8192)
     batch = Batch(prefill=8192, seen=4096)
-    passed = sum(
-        one.layers * both._ring.waits(one, 8192, 4096) for work in both.works for one in work.scores
-    )
+    pace = gpu("H100").bf16_tflops * 1e12 * both.told.attention_share
+    passed = sum(both.messages.passed(work, 8192, 4096, pace) for work in both.works)
+    assert passed > 0
     reduced = 64 * alone.links.all_reduce(2, 4096 * 4096 * 2)
     assert both.mixed(batch).communication == pytest.approx(reduced + passed)
 

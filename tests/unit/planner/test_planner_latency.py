@@ -8,13 +8,13 @@ from plans import stepper
 
 from ekiden.core.errors import SetupError
 from ekiden.planner import neighbours
+from ekiden.planner.batch import Batch, Split
 from ekiden.planner.calibration import Calibration, calibration, calibrations, read_calibration
 from ekiden.planner.closed import closed_loop
 from ekiden.planner.devices import Links, devices
 from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
 from ekiden.planner.routing import Routing, routing
-from ekiden.planner.steps import Batch, Split
 from ekiden.planner.work import stage_works
 from ekiden.planner.workload import workload
 

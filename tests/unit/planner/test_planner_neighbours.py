@@ -10,11 +10,12 @@ from plans import stepper
 
 from ekiden.core.errors import SetupError
 from ekiden.planner import neighbours, serving
+from ekiden.planner.batch import Batch
 from ekiden.planner.calibration import calibration, check
 from ekiden.planner.devices import devices
 from ekiden.planner.hardware import gpu
 from ekiden.planner.neighbours import beside, slowed
-from ekiden.planner.steps import Batch, Stepper
+from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import workload
 
 BRIEF = workload("chat", prompt=512, output=64, rate=None)

@@ -15,7 +15,7 @@ from ekiden.planner.geometry import from_config
 from ekiden.planner.hardware import gpu
 from ekiden.planner.precision import weight_format
 from ekiden.planner.routing import Routing, routing
-from ekiden.planner.steps import dispatch_bytes
+from ekiden.planner.small import dispatch_bytes
 
 VLLM = calibration("vllm")
 TOP8 = Routing(top_k=8)

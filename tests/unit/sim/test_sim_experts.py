@@ -13,6 +13,7 @@ from sim_worlds import check_books, moments, requests, run, scenario
 from ekiden.core.errors import SetupError
 from ekiden.measures.experts import ExpertLoad
 from ekiden.measures.goodput import Slo
+from ekiden.planner.batch import Batch
 from ekiden.planner.calibration import calibration
 from ekiden.planner.catalogue import by_name
 from ekiden.planner.devices import devices
@@ -23,7 +24,7 @@ from ekiden.planner.memory import Replica
 from ekiden.planner.parts import Moe
 from ekiden.planner.routed import Routed
 from ekiden.planner.routing import routing
-from ekiden.planner.steps import Batch, Stepper
+from ekiden.planner.steps import Stepper
 from ekiden.sim.asked import Asked
 from ekiden.sim.experts import DOMAINS, LAYERS, Popularity, chances
 from ekiden.sim.figures import figures

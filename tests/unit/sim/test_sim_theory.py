@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 from sim_worlds import requests, run, scenario, stepper
 
+from ekiden.planner.batch import Batch
 from ekiden.planner.layout import Layout
-from ekiden.planner.steps import Batch
 from ekiden.sim.asked import Asked
 from ekiden.sim.costs import Costs
 from ekiden.sim.handoff import MESSAGE_S
