@@ -12,10 +12,11 @@ from collections.abc import Collection
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.planner.evaluate import Server, apart, prompt_servers, server, together
+from ekiden.planner.evaluate import Server, prompt_servers, server, together
 from ekiden.planner.fit import check_length
 from ekiden.planner.layout import Layout, check_layout
 from ekiden.planner.options import AGGREGATED, DISAGGREGATED, Asked, Option, layouts
+from ekiden.planner.pools import apart
 from ekiden.planner.precision import WeightFormat
 
 MARGIN = 0.1

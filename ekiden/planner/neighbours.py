@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from ekiden.planner import serving
-from ekiden.planner.serving import Latency
+from ekiden.planner.latency import Latency
 from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Workload
 

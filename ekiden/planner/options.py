@@ -11,12 +11,12 @@ from ekiden.planner.calibration import Calibration
 from ekiden.planner.devices import Devices
 from ekiden.planner.geometry import Geometry
 from ekiden.planner.hardware import Gpu
+from ekiden.planner.latency import Latency
 from ekiden.planner.layout import Layout, cuts_prompts
 from ekiden.planner.limits import Limits
 from ekiden.planner.memory import Replica, show
 from ekiden.planner.precision import WeightFormat, weight_format
 from ekiden.planner.profiles import Profile
-from ekiden.planner.serving import Latency
 from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Objectives, Workload
 

@@ -8,63 +8,11 @@ import msgspec
 
 from ekiden.planner.batch import Batch, Split
 from ekiden.planner.closed import room
+from ekiden.planner.latency import Latency
 from ekiden.planner.queueing import NORMAL, Queue, Service, poisson_quantile
+from ekiden.planner.steady import GUESSED, TOO_MANY_PROMPTS, Mean, steady
 from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Objectives, Requests, Workload
-
-ROUNDS = 30
-"""Of the fixed point of batch and time of a token."""
-SETTLED = 1e-3
-"""Relative change at which it is taken as found."""
-GUESSED = 2e-2
-"""The same, where it only says how much of KV is left for a cache."""
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. Percentiles over requests; infinite where the deployment cannot keep up."""
-
-    ttft_p50: float = math.inf
-    ttft_p95: float = math.inf
-    ttft_p99: float = math.inf
-    tpot_p50: float = math.inf
-    tpot_p95: float = math.inf
-    tpot_p99: float = math.inf
-    running: float = 0.0
-    """Sequences decoded at once on a replica (of the decode pool), on average."""
-    most: float = 0.0
-    """For which it has room."""
-    prefill_load: float = 0.0
-    """Share of the time for which prompts are computed."""
-    stall: float = 0.0
-    """Longest gap between two tokens that a prompt causes: one full chunk."""
-    transfer: float = 0.0
-    """Seconds for which the second token waits for KV to move."""
-    link_load: float = 0.0
-    """Share of the link between the pools that KV takes."""
-    decode: Split = Split()
-    """One decode step of the mean batch."""
-    prefill: Split = Split()
-    """One mean prompt."""
-    limit: str = ""
-    """What it cannot keep up with; empty where it can."""
-
-    def missed(self, objectives: Objectives) -> dict[str, float]:
-        """Objectives that are not met, with how many times over they are."""
-        over = {name: getattr(self, name) / most for name, most in objectives.stated().items()}
-        return {name: times for name, times in over.items() if times > 1}
-
-
-class Mean(msgspec.Struct, frozen=True, kw_only=True):
-    """The fixed point of decoding."""
-
-    running: float
-    alone: float
-    """Seconds of a decode step without prompts."""
-    tpot: float
-    costs: tuple[float, ...]
-    """Seconds by which a prompt of each kind delays what is decoded."""
-    load: float
-    """Share of the time that prompts take."""
 
 
 def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> Latency:
@@ -132,7 +80,6 @@ def _with_cache(
 
 MOMENTS = 4
 """At which a request may find the step that is running: decode steps ride along with its chunks."""
-TOO_MANY_PROMPTS = "computing the prompts alone takes more than all of its time"
 
 
 def first_tokens(prefill: Stepper, work: Workload, rate: float, replicas: int) -> Queue:
@@ -206,58 +153,6 @@ def moved(
     seconds = size / (ranks * rate_of_link)
     fewer = min(pools[0] * prefill.replica.layout.gpus, pools[1] * decode.replica.layout.gpus)
     return seconds * last, rate * size / (fewer * rate_of_link)
-
-
-def steady(
-    stepper: Stepper,
-    work: Workload,
-    rate: float,
-    most: float,
-    *,
-    prompts: bool,
-    settled: float = SETTLED,
-) -> Mean | str:
-    """Batch and time of a token follow from one another. Else why there is no such batch.
-
-    ``rate`` of one replica; ``prompts``: whether it computes them too.
-
-    The search is from the fullest batch down. A prompt costs a small batch more, since it reads
-    experts that nobody else did, so a climb from an empty one may pass the point by.
-    """
-    dp = stepper.replica.layout.dp
-    context, output = work.context, work.output
-
-    def at(running: float) -> Mean:
-        costs = (0.0,) * len(work.kinds)
-        if prompts:
-            costs = prompt_costs(stepper, work, running / dp)
-        load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
-        alone = stepper.decode(max(running, 1.0), context).total
-        tpot = alone / (1 - load) if load < 1 else math.inf
-        wanted = rate * output * tpot
-        return Mean(running=wanted, alone=alone, tpot=tpot, costs=costs, load=load)
-
-    found = at(most)
-    if found.load >= 1:
-        return TOO_MANY_PROMPTS
-    if found.running > most:
-        return f"it has room for {most:.0f} sequences at once, and more would be under way"
-    low, high = 0.0, most
-    for _ in range(ROUNDS):
-        running = found.running if low < found.running < high else (low + high) / 2
-        found = at(running)
-        if abs(found.running - running) <= settled * running:
-            break
-        low, high = (running, high) if found.running > running else (low, running)
-    return found
-
-
-def prompt_costs(stepper: Stepper, work: Workload, running: float) -> tuple[float, ...]:
-    """Seconds that a prompt of each kind adds to the steps of a DP group that decodes
-    ``running``."""
-    fresh = [(kind, work.fresh(kind)) for kind in work.kinds]
-    context = work.context
-    return tuple(stepper.added(new, kind.prompt - new, running, context) for kind, new in fresh)
 
 
 def _tpot(
