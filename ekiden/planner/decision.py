@@ -12,6 +12,7 @@ from collections.abc import Collection
 import msgspec
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.easing import eased
 from ekiden.planner.evaluate import Server, prompt_servers, server, together
 from ekiden.planner.fit import check_length
 from ekiden.planner.layout import Layout, check_layout
@@ -57,6 +58,7 @@ def decide(asked: Asked, *, all_formats: bool = True) -> Decision:
             for and cannot be; names it and the nearest that works.
     """
     check(asked)
+    asked = eased(asked)
     everything: list[Option] = []
     for form in asked.every_format:
         if all_formats or choice(asked, everything) is None:

@@ -67,6 +67,7 @@ def asked_of(asked: Asked, model: str) -> dict[str, Any]:
         "objectives": asked.objectives.stated(),
         "objectives_assumed": bool(asked.objectives.assumed),
         "assumed": list(asked.objectives.assumed),
+        "assumed_ttft_p95_usual": asked.objectives.eased_from,
         "weights": asked.own.name,
         "kv_cache_dtype": asked.kv_dtype,
         "engine": asked.profile.name,

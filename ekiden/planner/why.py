@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from ekiden.planner import easing
 from ekiden.planner.decision import Decision
 from ekiden.planner.devices import NVLINK
 from ekiden.planner.dtypes import narrowed, widened
@@ -31,8 +32,9 @@ def why(decision: Decision) -> list[str]:
     carried, helps = decision.most or decision, small_kv_helps(decision)
     found = [_room(decision), _shape(decision), _shortfall(decision), helps, patience(decision)]
     found += [_format(decision), _floats(decision), _link(decision), smaller_weights(carried)]
-    found += [_split(decision), _interference(decision), "" if helps else small_kv(carried)]
-    found += [_full(decision), _uneven(decision), long_prompts(decision), _voice(decision)]
+    found += [easing.told(decision.asked), _split(decision), _interference(decision)]
+    found += ["" if helps else small_kv(carried), _full(decision), _uneven(decision)]
+    found += [long_prompts(decision), _voice(decision)]
     return [sentence for sentence in found if sentence]
 
 

@@ -166,6 +166,8 @@ class Objectives(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p99: float | None = None
     assumed: tuple[str, ...] = ()
     """``ttft`` and ``tpot``, where nobody stated one."""
+    eased_from: float | None = None
+    """What would usually be assumed of TTFT P95; None: that is (``easing``)."""
 
     def stated(self) -> dict[str, float]:
         """Those that there are, by name."""

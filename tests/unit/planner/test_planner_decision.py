@@ -345,7 +345,8 @@ def test_what_would_help_at_a_rate_that_is_too_much_is_told_at_what_is_carried()
 
 
 def test_what_more_patience_would_bring_is_told_where_one_prompt_takes_much_of_ttft():
-    decision = plan("Qwen2.5-32B", "A6000", 4, work="rag", smaller=())
+    hurried = Objectives(ttft_p95=3.0, tpot_p95=0.1)
+    decision = plan("Qwen2.5-32B", "A6000", 4, work="rag", smaller=(), objectives=hurried)
     alone = decision.chosen.latency.prefill.total
     assert alone > 0.5 * decision.asked.objectives.ttft_p95
     told = said(decision)
@@ -356,6 +357,33 @@ def test_what_more_patience_would_bring_is_told_where_one_prompt_takes_much_of_t
 
 
 PATIENT = Objectives(ttft_p95=6.0, tpot_p95=0.1)
+
+
+def test_an_assumed_ttft_that_one_prompt_fills_is_eased_and_said():
+    decision = plan("Llama-3.1-70B", "A6000", 8, work="rag")
+    objectives = decision.asked.objectives
+    assert (objectives.eased_from, objectives.tpot_p95) == (3.0, 0.1)
+    alone = min(
+        one.latency.prefill.total
+        for one in (decision.chosen, *decision.lost)
+        if one.kind == AGGREGATED and one.form == decision.asked.own and not one.refused
+    )
+    assert 3 * alone <= objectives.ttft_p95 < 3 * alone + 1
+    assert f"TTFT P95 of {objectives.ttft_p95:g} s is assumed, and not 3 s" in said(decision)
+    assert decision.met
+    assert decision.chosen.form == decision.asked.own
+    assert decision.chosen.rate > 0.1, "with 3 s it would be 0.025 a second, in 4 bits"
+
+
+def test_a_ttft_that_somebody_stated_or_that_leaves_room_is_not_eased():
+    stated = Objectives(ttft_p95=3.0, tpot_p95=0.1)
+    for decision in (
+        plan("Llama-3.1-70B", "A6000", 8, work="rag", objectives=stated),
+        plan("Llama-3.1-70B", "H100", 8, work="rag"),
+        plan("Llama-3.1-70B", "A6000", 1, work="rag", smaller=()),
+    ):
+        assert decision.asked.objectives.ttft_p95 == 3.0
+        assert "is assumed, and not" not in said(decision)
 
 
 def test_one_card_is_not_called_enough_where_nothing_meets():
