@@ -17,6 +17,7 @@ from ekiden.core.hashes import granule_hashes, root_hash
 from ekiden.core.types import Completion, PrefillCandidate
 from ekiden.registry.record import POLL_S, READY, UNWELL, ReplicaRecord
 from ekiden.registry.watcher import Watcher
+from gateway.bookings import Told
 from gateway.catalog import ServedModel
 from gateway.decode_link import CONNECT_S, DecodeLink
 from gateway.placing import Placed, Placer
@@ -70,7 +71,7 @@ class Fleet:
         self._links: dict[Life, DecodeLink] = {}
         self._retired: set[DecodeLink] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._placer = Placer(clock, rng, figures_since=self._figures_since)
+        self._placer = Placer(clock, rng, told=self._told)
         watcher.on_change(self._follow)
 
     async def start(self) -> None:
@@ -174,9 +175,10 @@ class Fleet:
                 return f"cannot be reached ({link.trouble if link else 'unknown'})"
         return None
 
-    def _figures_since(self, record: ReplicaRecord) -> float:
+    def _told(self, record: ReplicaRecord) -> Told:
         """Figures are read up to one poll after they were written."""
-        return self._watcher.changed_at(record) - POLL_S
+        read_at = self._watcher.changed_at(record)
+        return Told(read_at - POLL_S, read_at)
 
     def _follow(self, records: Sequence[ReplicaRecord]) -> None:
         """Open links to new lives, retire those of lives that are gone."""

@@ -14,7 +14,7 @@ import msgspec
 from ekiden.core.clock import Clock
 from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import UNWELL, ReplicaRecord
-from gateway.bookings import Booking, Bookings, Suspects
+from gateway.bookings import Booking, Bookings, Suspects, Told
 from gateway.prefix_guess import Life, PrefixGuess
 from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
 
@@ -42,13 +42,13 @@ class Placer:
         clock: Clock,
         rng: random.Random,
         *,
-        figures_since: Callable[[ReplicaRecord], float],
+        told: Callable[[ReplicaRecord], Told],
         granule: int = GRANULE,
     ) -> None:
-        """``figures_since``: the moment from which on a booking may be missing in the record's
-        figures. ``granule``: tokens of each hash that ``place`` is given."""
+        """``told``: between which moments a record's figures were made. ``granule``: tokens of each
+        hash that ``place`` is given."""
         self._rng = rng
-        self._figures_since = figures_since
+        self._told = told
         self._granule = granule
         self._guess = PrefixGuess()
         self._bookings = Bookings(clock)
@@ -90,8 +90,10 @@ class Placer:
             self._judge_prefill(placed, prefilled_on)
 
     def first_token(self, placed: Placed) -> None:
-        """Prefill is done with the request."""
-        for booking in placed.bookings[1:]:
+        """Its prompt is computed, and prefill is done with it."""
+        decode, *prefill = placed.bookings
+        self._bookings.computed(decode)
+        for booking in prefill:
             self._bookings.release(booking)
 
     def failed(self, life: Life, *, certain: bool) -> None:
@@ -100,6 +102,7 @@ class Placer:
     def keep_only(self, lives: set[Life]) -> None:
         """Forget every life that is over."""
         self._guess.keep_only(lives)
+        self._bookings.keep_only(lives)
         self._suspects.keep_only(lives)
         self._kept = {life: kept for life, kept in self._kept.items() if life in lives}
 
@@ -118,7 +121,7 @@ class Placer:
             epoch=record.epoch,
             block_size=record.block_size,
             stats=record.stats,
-            booked=self._bookings.since(life, self._figures_since(record)),
+            booked=self._bookings.known(life, self._told(record)),
             cached_tokens=self._granule * cached,
             suspect=life in self._suspects or record.status == UNWELL,
         )
@@ -146,7 +149,7 @@ class Placer:
         ask: Ask,
     ) -> Placed:
         chosen = (decode, *prefill[:1])
-        uncached = [max(ask.prompt - candidate.cached_tokens, 0) for candidate, _ in chosen]
+        uncached = [max(ask.prompt - candidate.cached_tokens, 1) for candidate, _ in chosen]
         bookings = [
             self._bookings.book(
                 decode[1].life,

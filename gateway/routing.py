@@ -5,7 +5,8 @@ replica was measured at. For decode: those it must get computed before it starts
 at the batch it would have, and the wait for blocks if its pool is short. Ties break at random.
 
 What is not measured yet is taken to be as good as the best replica of the pool, so that a new
-replica is tried at once. Requests that the replica's last figures cannot contain yet are added.
+replica is tried at once. Figures are old when they are read: of its own requests a gateway goes by
+what it has seen itself, and takes from the figures only what others have there.
 """
 
 from __future__ import annotations
@@ -20,19 +21,29 @@ import msgspec
 from ekiden.core.types import ReplicaStats
 
 _DEFAULT_PREFILL_RATE = 1000.0
-_DEFAULT_STEP_S = 0.02
 _EXPECTED_OUTPUT = 256
 """Tokens a request is expected to give at most; few answers use their whole ``max_tokens``."""
-_STEP_FIXED = 0.5
-"""Share of a decode step that does not grow with the batch (reading the weights)."""
+_FIXED_ROWS = 32
+"""Reading the weights takes as much of a decode step as so many rows."""
+_DEFAULT_ROW_S = 0.02 / _FIXED_ROWS
 
 
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
-    """What this gateway sent to a replica after the replica's last figures were made."""
+    """What this gateway has in flight at a replica. Its own requests it knows better than the
+    replica's figures, which are old."""
 
     requests: int = 0
     uncached_tokens: int = 0
+    """Of their prompts, not computed yet."""
     kv_tokens: int = 0
+    """Of those that came after the figures were made."""
+    counted_requests: int = 0
+    """Of this gateway, in the figures: they may have ended since."""
+    counted_tokens: int = 0
+    """Of this gateway, in the figures' waiting tokens: they may be computed by now."""
+    computing_tokens: int = 0
+    """Of the prompt that the replica works at, and for how long it has."""
+    computing_s: float = 0.0
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +98,9 @@ def order_decode(
     ``prefill_rate`` is that of the best prefill replica, 0 where decode prefills by itself.
     """
     own_rate = _best_rate(pool)
-    step_s = min((c.stats.step_s for c in pool if c.stats.step_s), default=_DEFAULT_STEP_S)
+    row_s = min((_row_s(c.stats) for c in pool if c.stats.step_s), default=_DEFAULT_ROW_S)
     rate = prefill_rate or own_rate
-    scores = [(c, _prefill_s(c, ask, rate) + _decode_s(c, ask, step_s)) for c in pool]
+    scores = [(c, _prefill_s(c, ask, rate) + _decode_s(c, ask, row_s)) for c in pool]
     return _ordered(scores, rng, most)
 
 
@@ -98,26 +109,45 @@ def best_rate(pool: Sequence[Candidate]) -> float:
     return max((c.stats.prefill_tokens_per_s for c in pool), default=0.0)
 
 
+def requests_at(candidate: Candidate) -> int:
+    """Requests that a replica has: of this gateway as they are now, of all others as the figures
+    have them."""
+    stats, booked = candidate.stats, candidate.booked
+    return max(stats.running + stats.waiting - booked.counted_requests, 0) + booked.requests
+
+
 def _best_rate(pool: Sequence[Candidate]) -> float:
     return best_rate(pool) or _DEFAULT_PREFILL_RATE
 
 
 def _prefill_s(candidate: Candidate, ask: Ask, default_rate: float) -> float:
-    ahead = candidate.stats.waiting_tokens + candidate.booked.uncached_tokens
+    rate = candidate.stats.prefill_tokens_per_s or default_rate
     uncached = max(ask.prompt - candidate.cached_tokens, 1)
-    return (ahead + uncached) / (candidate.stats.prefill_tokens_per_s or default_rate)
+    return (_ahead(candidate, rate) + uncached) / rate
 
 
-def _decode_s(candidate: Candidate, ask: Ask, best_step_s: float) -> float:
-    """Steps at the batch the replica would have, plus the wait for blocks it lacks."""
+def _ahead(candidate: Candidate, rate: float) -> float:
+    """Tokens to compute before this request's: of this gateway's requests as they are now, of all
+    others as the figures have them."""
     stats, booked = candidate.stats, candidate.booked
-    batch = stats.running + stats.waiting + booked.requests
+    others = max(stats.waiting_tokens - booked.counted_tokens, 0)
+    computed = min(rate * booked.computing_s, booked.computing_tokens)
+    return others + booked.uncached_tokens - computed
+
+
+def _decode_s(candidate: Candidate, ask: Ask, best_row_s: float) -> float:
+    """Steps at the batch the replica would have, plus the wait for blocks it lacks."""
+    stats = candidate.stats
+    batch = requests_at(candidate) + ask.choices
     # An idle replica's last measurement may be of a full batch: trusting it would keep it idle.
-    step_s = stats.step_s if stats.step_s and stats.running else best_step_s
-    growth = (batch + ask.choices) / max(stats.running, 1)
-    step_s *= _STEP_FIXED + (1 - _STEP_FIXED) * growth
+    row_s = _row_s(stats) if stats.step_s and stats.running else best_row_s
     output = min(ask.max_output, _EXPECTED_OUTPUT)
-    return step_s * (output + _steps_until_room(candidate, ask, output))
+    return row_s * (_FIXED_ROWS + batch) * (output + _steps_until_room(candidate, ask, output))
+
+
+def _row_s(stats: ReplicaStats) -> float:
+    """Seconds that a step takes for each row, those that stand for its fixed part among them."""
+    return stats.step_s / (_FIXED_ROWS + stats.running)
 
 
 def _steps_until_room(candidate: Candidate, ask: Ask, output: int) -> float:

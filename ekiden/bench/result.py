@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 
 from ekiden.core.errors import SetupError
-from ekiden.measures.goodput import Goodput, Slo
+from ekiden.measures import run
+from ekiden.measures.goodput import Slo
 from ekiden.measures.spread import Spread
 
 SCHEMA = "ekiden.bench/1"
+SIMULATED = "ekiden.sim/1"
 
 
 class ReplicaShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,20 +50,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     (and stage); ``""`` is the gateway."""
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of values for each request, in the order in which they were due. None: not there."""
+class Samples(run.Samples, frozen=True, kw_only=True):
+    """With what only a client can measure."""
 
-    index: list[int]
-    scheduled_s: list[float]
     sent_s: list[float]
-    ttft_ms: list[float | None]
-    """From the scheduled moment in an open loop, from sending in a closed one."""
-    tpot_ms: list[float | None]
     itl_std_ms: list[float | None]
-    e2e_ms: list[float]
-    prompt_tokens: list[int]
-    output_tokens: list[int]
-    error: list[str]
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
@@ -71,35 +64,20 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class Level(run.Run, frozen=True, kw_only=True):
     """One step of the sweep. docs/bench.md defines each figure."""
 
-    name: str
     load: str
     """``rate`` (requests/s), ``concurrency`` or ``trace`` (speed)."""
     value: float | None
     """None: a rate without end, all at once."""
-    requests: int
-    succeeded: int
-    errors: dict[str, int]
     error_details: dict[str, str]
     """The first message of each kind."""
-    error_rate: float
-    duration_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    ttft_ms: Spread
     ttft_from_send_ms: Spread
-    tpot_ms: Spread
     itl_ms: Spread
     itl_jitter_ms: Spread
-    e2e_ms: Spread
     e2e_from_send_ms: Spread
     schedule_lag_ms: Spread
-    goodput: Goodput | None
-    prompt_tokens: Spread
-    output_tokens: Spread
     short_answers: int
     """With fewer tokens than were asked for."""
     counted_by_server: bool
@@ -138,24 +116,53 @@ def write(path: Path, result: Result) -> None:
     path.write_bytes(msgspec.json.encode(result) + b"\n")
 
 
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ekiden sim --json` wrote, as far as it can be compared with a result."""
+
+    model: str
+    workload: str
+    arrival: str
+    seed: int
+    runs: list[run.Run]
+
+    @property
+    def levels(self) -> list[run.Run]:
+        return self.runs
+
+
 def read(path: Path) -> Result:
     """A result that was written before.
 
     Raises:
         SetupError: it cannot be read, is no result, or is one of another schema.
     """
+    found = _read(path, {SCHEMA: Result}, "`ekiden bench --json`")
+    assert isinstance(found, Result)
+    return found
+
+
+def read_either(path: Path) -> Result | Simulated:
+    """The same, measured or simulated."""
+    either = {SCHEMA: Result, SIMULATED: Simulated}
+    return _read(path, either, "`ekiden bench --json` or `ekiden sim --json`")
+
+
+def _read(
+    path: Path, types: dict[str, type[Result] | type[Simulated]], of: str
+) -> Result | Simulated:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise SetupError(f"{path} cannot be read: {error.strerror}") from None
     try:
         found = msgspec.json.decode(data, type=_Head).schema
-        if found != SCHEMA:
-            raise SetupError(f"{path} has the schema {found!r}; this version reads {SCHEMA!r}")
-        return msgspec.json.decode(data, type=Result)
+        if found not in types:
+            known = " and ".join(map(repr, types))
+            raise SetupError(f"{path} has the schema {found!r}; this version reads {known}")
+        return msgspec.json.decode(data, type=types[found])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(
-            f"{path} is no result of `ekiden bench --json` ({error}): name a file that it wrote"
+            f"{path} is no result of {of} ({error}): name a file that it wrote"
         ) from None
 
 

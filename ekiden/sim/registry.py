@@ -16,6 +16,7 @@ from ekiden.core.types import ReplicaStats
 from ekiden.registry.record import READY, TTL_S, ReplicaRecord
 from ekiden.sim.loop import Loop
 from ekiden.sim.replica import Replica
+from gateway.bookings import Told
 
 Life = tuple[str, int]
 
@@ -107,9 +108,10 @@ class Registry:
         self._written.pop(life, None)
         self._note(life, None)
 
-    def figures_since(self, record: ReplicaRecord) -> float:
-        """The moment from which on a booking may be missing in a record's figures."""
-        return self._read_at[record.life] - self._poll_s
+    def told(self, record: ReplicaRecord) -> Told:
+        """Between which moments a record's figures were made, as far as the gateway knows."""
+        read_at = self._read_at[record.life]
+        return Told(read_at - self._poll_s, read_at)
 
     def _write(self, replica: Replica, life: Life) -> None:
         self._due.discard(life)

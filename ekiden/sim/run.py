@@ -87,7 +87,7 @@ class World:
         placer = POLICIES[scenario.policy](
             self.loop,
             chance[0],
-            figures_since=registry.figures_since,
+            told=registry.told,
             granule=scenario.block_size,
         )
         registry.on_change(placer.keep_only)

@@ -38,11 +38,14 @@ def from_zero(values: Iterable[float], start: float, end: float, *, whole: bool 
     return Axis(low=0.0, high=ticks[-1], start=start, end=end, ticks=ticks)
 
 
-def through(values: Iterable[float], start: float, end: float) -> Axis:
-    """A tick at each value, by ratio where the largest is 8 times the smallest or more; with room
-    at both ends."""
+def through(
+    values: Iterable[float], start: float, end: float, *, log: bool | None = None
+) -> Axis:
+    """A tick at each value, with room at both ends. ``log``: by ratio; by default where the largest
+    is 8 times the smallest or more. By ratio all values are above 0."""
     found = sorted(set(values))
-    log = found[0] > 0 and found[-1] >= 8 * found[0]
+    if log is None:
+        log = found[0] > 0 and found[-1] >= 8 * found[0]
     room = 0.04 * (end - start)
     return Axis(
         low=found[0],
