@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from ekiden.core.clock import Clock
 from gateway.prefix_guess import Life
-from gateway.routing import Booked
+from gateway.routing import Booked, Told
 
 SUSPECT_S = 5.0
 _FAILURES = 3
-
-
-class Told(NamedTuple):
-    """A replica's figures were made between these two moments."""
-
-    earliest: float
-    latest: float
 
 
 class Booking:

@@ -17,12 +17,11 @@ from ekiden.core.hashes import granule_hashes, root_hash
 from ekiden.core.types import Completion, PrefillCandidate
 from ekiden.registry.record import POLL_S, READY, UNWELL, ReplicaRecord
 from ekiden.registry.watcher import Watcher
-from gateway.bookings import Told
 from gateway.catalog import ServedModel
 from gateway.decode_link import CONNECT_S, DecodeLink
 from gateway.placing import Placed, Placer
 from gateway.prefix_guess import Life
-from gateway.routing import Ask
+from gateway.routing import Ask, Told
 
 _RETRY_S = 1.0
 

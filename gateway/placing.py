@@ -14,9 +14,9 @@ import msgspec
 from ekiden.core.clock import Clock
 from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import UNWELL, ReplicaRecord
-from gateway.bookings import Booking, Bookings, Suspects, Told
+from gateway.bookings import Booking, Bookings, Suspects
 from gateway.prefix_guess import Life, PrefixGuess
-from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
+from gateway.routing import Ask, Candidate, Told, best_rate, order_decode, order_prefill
 
 MAX_PREFILL_CANDIDATES = 3
 MAX_ATTEMPTS = 3

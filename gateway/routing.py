@@ -4,17 +4,18 @@ For prefill: the tokens ahead in its queue and the request's own uncached ones, 
 replica was measured at. For decode: those it must get computed before it starts, then the steps
 at the batch it would have, and the wait for blocks if its pool is short. Ties break at random.
 
-What is not measured yet is taken to be as good as the best replica of the pool, so that a new
-replica is tried at once. Figures are old when they are read: of its own requests a gateway goes by
+What is not measured yet is taken to be as fast as the pool is, so that a new replica is tried at
+once. Figures are old when they are read: of its own requests a gateway goes by
 what it has seen itself, and takes from the figures only what others have there.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,9 +24,19 @@ from ekiden.core.types import ReplicaStats
 _DEFAULT_PREFILL_RATE = 1000.0
 _EXPECTED_OUTPUT = 256
 """Tokens a request is expected to give at most; few answers use their whole ``max_tokens``."""
-_FIXED_ROWS = 32
+_FIXED_ROWS = 64
 """Reading the weights takes as much of a decode step as so many rows."""
 _DEFAULT_ROW_S = 0.02 / _FIXED_ROWS
+_ALIKE = 1.25
+"""Replicas whose speed is within this factor of their pool's mean are taken to be equally fast: so
+far apart are measurements of equal machines with unequal work."""
+
+
+class Told(NamedTuple):
+    """A replica's figures were made between these two moments."""
+
+    earliest: float
+    latest: float
 
 
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +91,8 @@ def order_prefill(
 ) -> list[Scored]:
     """Prefill replicas by predicted time to the hand-off token, best first: the first ``most`` of
     them, or all."""
-    best_rate = _best_rate(pool)
-    return _ordered([(c, _prefill_s(c, ask, best_rate)) for c in pool], rng, most)
+    usual = _usual_rate(pool)
+    return _ordered([(c, _prefill_s(c, ask, usual)) for c in pool], rng, most)
 
 
 def order_decode(
@@ -97,10 +108,12 @@ def order_decode(
 
     ``prefill_rate`` is that of the best prefill replica, 0 where decode prefills by itself.
     """
-    own_rate = _best_rate(pool)
-    row_s = min((_row_s(c.stats) for c in pool if c.stats.step_s), default=_DEFAULT_ROW_S)
-    rate = prefill_rate or own_rate
-    scores = [(c, _prefill_s(c, ask, rate) + _decode_s(c, ask, row_s)) for c in pool]
+    usual = _usual_rate(pool)
+    row_s = _mean(_row_s(c.stats) for c in pool if c.stats.running) or _DEFAULT_ROW_S
+    scores = [
+        (c, _prefill_s(c, ask, usual, elsewhere=prefill_rate) + _decode_s(c, ask, row_s))
+        for c in pool
+    ]
     return _ordered(scores, rng, most)
 
 
@@ -116,14 +129,26 @@ def requests_at(candidate: Candidate) -> int:
     return max(stats.running + stats.waiting - booked.counted_requests, 0) + booked.requests
 
 
-def _best_rate(pool: Sequence[Candidate]) -> float:
-    return best_rate(pool) or _DEFAULT_PREFILL_RATE
+def _usual_rate(pool: Sequence[Candidate]) -> float:
+    return _mean(c.stats.prefill_tokens_per_s for c in pool) or _DEFAULT_PREFILL_RATE
 
 
-def _prefill_s(candidate: Candidate, ask: Ask, default_rate: float) -> float:
-    rate = candidate.stats.prefill_tokens_per_s or default_rate
+def _mean(values: Iterable[float]) -> float:
+    """Of those that were measured; 0 if none was."""
+    found = [value for value in values if value]
+    return sum(found) / len(found) if found else 0.0
+
+
+def _levelled(measured: float, usual: float) -> float:
+    """``measured``, or what is usual in the pool where it is about that or is not there."""
+    return measured if measured and not usual / _ALIKE <= measured <= usual * _ALIKE else usual
+
+
+def _prefill_s(candidate: Candidate, ask: Ask, usual: float, *, elsewhere: float = 0.0) -> float:
+    """Until the prompt is computed, here or at a rate of ``elsewhere``."""
+    rate = _levelled(candidate.stats.prefill_tokens_per_s, usual)
     uncached = max(ask.prompt - candidate.cached_tokens, 1)
-    return (_ahead(candidate, rate) + uncached) / rate
+    return _ahead(candidate, rate) / rate + uncached / (elsewhere or rate)
 
 
 def _ahead(candidate: Candidate, rate: float) -> float:
@@ -135,19 +160,20 @@ def _ahead(candidate: Candidate, rate: float) -> float:
     return others + booked.uncached_tokens - computed
 
 
-def _decode_s(candidate: Candidate, ask: Ask, best_row_s: float) -> float:
-    """Steps at the batch the replica would have, plus the wait for blocks it lacks."""
+def _decode_s(candidate: Candidate, ask: Ask, usual: float) -> float:
+    """Steps at the batch the replica would have, plus the wait for blocks it lacks. ``usual``:
+    seconds of a row in the pool."""
     stats = candidate.stats
     batch = requests_at(candidate) + ask.choices
-    # An idle replica's last measurement may be of a full batch: trusting it would keep it idle.
-    row_s = _row_s(stats) if stats.step_s and stats.running else best_row_s
+    # An idle replica measures nothing new: trusting its last, slow measurement would keep it idle.
+    row_s = _levelled(_row_s(stats), usual) if stats.running else usual
     output = min(ask.max_output, _EXPECTED_OUTPUT)
     return row_s * (_FIXED_ROWS + batch) * (output + _steps_until_room(candidate, ask, output))
 
 
 def _row_s(stats: ReplicaStats) -> float:
-    """Seconds that a step takes for each row, those that stand for its fixed part among them."""
-    return stats.step_s / (_FIXED_ROWS + stats.running)
+    """Seconds of a step for each of its rows, those that stand for its fixed part among them."""
+    return stats.step_s / (_FIXED_ROWS + stats.step_rows)
 
 
 def _steps_until_room(candidate: Candidate, ask: Ask, output: int) -> float:

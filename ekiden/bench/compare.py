@@ -80,9 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.failed) or any(change.verdict == "worse" for change in self.changes)
 
 
-def compare(
-    before: Told, after: Told, *, confidence: float = 0.95, seed: int = 0
-) -> Comparison:
+def compare(before: Told, after: Told, *, confidence: float = 0.95, seed: int = 0) -> Comparison:
     """Raises SetupError when the results have no level in common."""
     common = _pairs(before, after)
     pairs = [(a, b) for a, b in common if min(a.requests, b.requests) >= LEAST]
@@ -160,7 +158,8 @@ def _unlike(before: Told, after: Told) -> list[str]:
     return [
         f"{field} differs: {getattr(before, field)} against {getattr(after, field)}"
         for field in fields
-        if hasattr(before, field) and hasattr(after, field)
+        if hasattr(before, field)
+        and hasattr(after, field)
         and getattr(before, field) != getattr(after, field)
     ]
 

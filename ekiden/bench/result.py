@@ -6,6 +6,7 @@ Durations are milliseconds in fields that end in ``_ms``, seconds in those that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -147,9 +148,7 @@ def read_either(path: Path) -> Result | Simulated:
     return _read(path, either, "`ekiden bench --json` or `ekiden sim --json`")
 
 
-def _read(
-    path: Path, types: dict[str, type[Result] | type[Simulated]], of: str
-) -> Result | Simulated:
+def _read(path: Path, types: Mapping[str, type[Result | Simulated]], of: str) -> Result | Simulated:
     try:
         data = path.read_bytes()
     except OSError as error:

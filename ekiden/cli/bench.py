@@ -40,8 +40,8 @@ The workloads are prompts and answers of 256/128 (short-short), 256/1024 (short-
 (long-short) and 8192/1024 tokens (long-long); mixed draws from all four. docs/bench.md defines
 every figure. EKIDEN_API_KEY is sent where --api-key is not given.
 
-exit codes: 0 every request was answered, 1 some failed (the results are written all the same), 2 the
-run cannot be made
+exit codes: 0 every request was answered, 1 some failed (what came is written all the same),
+2 the run cannot be made
 """
 
 

@@ -18,8 +18,8 @@ confidence interval of the ratio B / A, by a bootstrap of blocks of neighbouring
 out 1. Either may be a result of `ekiden sim --json`; if one is and the other is not, each must have
 one level, whatever its name.
 
-exit codes: 0 nothing became worse, 1 something did, or requests of B failed in a level where none of
-A did, 2 the results cannot be compared
+exit codes: 0 nothing became worse, 1 something did, or requests of B failed in a level where none
+of A did, 2 the results cannot be compared
 """
 _MOCK = """examples:
   ekiden bench mock --ttft 50 --itl 10
@@ -31,7 +31,9 @@ Its first token comes after --ttft, each further one after --itl more. A token i
 
 def add_compare(verbs: Any) -> None:
     verb = add_command(verbs, "compare", "say what changed beyond noise", _COMPARE)
-    verb.add_argument("before", type=Path, metavar="A.json", help="a result of --json, of `ekiden sim` too")
+    verb.add_argument(
+        "before", type=Path, metavar="A.json", help="a result of --json, of `ekiden sim` too"
+    )
     verb.add_argument("after", type=Path, metavar="B.json", help="a later one")
     verb.add_argument(
         "--confidence", type=share, default=0.95, metavar="C",

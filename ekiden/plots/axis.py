@@ -38,9 +38,7 @@ def from_zero(values: Iterable[float], start: float, end: float, *, whole: bool 
     return Axis(low=0.0, high=ticks[-1], start=start, end=end, ticks=ticks)
 
 
-def through(
-    values: Iterable[float], start: float, end: float, *, log: bool | None = None
-) -> Axis:
+def through(values: Iterable[float], start: float, end: float, *, log: bool | None = None) -> Axis:
     """A tick at each value, with room at both ends. ``log``: by ratio; by default where the largest
     is 8 times the smallest or more. By ratio all values are above 0."""
     found = sorted(set(values))

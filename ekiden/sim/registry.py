@@ -16,7 +16,7 @@ from ekiden.core.types import ReplicaStats
 from ekiden.registry.record import READY, TTL_S, ReplicaRecord
 from ekiden.sim.loop import Loop
 from ekiden.sim.replica import Replica
-from gateway.bookings import Told
+from gateway.routing import Told
 
 Life = tuple[str, int]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmarks import chart
 from benchmarks.results import COLUMNS, Row, figure, row
 from benchmarks.rounds import medians
-
 from ekiden.plots.bars import bars
 
 MEMCPY, SOCKETS, NIXL, UNTUNED = "memcpy", "TCP sockets", "NIXL READ", "UCX untuned"

@@ -89,4 +89,3 @@ def test_a_sweep_ends_with_1_where_only_its_first_level_failed(tmp_path: Path):
     with on_a_thread(lambda: serving(Failing(range(10, 60)))) as server:
         assert bench(server.url, "--concurrency", "2,3", "--json", str(path)) == 1
     assert [bool(level.errors) for level in results.read(path).levels] == [True, False]
-

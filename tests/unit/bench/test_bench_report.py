@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ekiden.bench import csv, html
-from ekiden.plots.axis import by_decades, from_zero, through
 from ekiden.bench.result import ReplicaShare, Result, Service
 from ekiden.bench.table import service_lines, table
 from ekiden.measures.goodput import Slo
 from ekiden.measures.spread import Spread
+from ekiden.plots.axis import by_decades, from_zero, through
 
 LEVELS = [
     level_of(

@@ -1,6 +1,7 @@
 """``ekiden plan``: the page, the data, the files, and what is refused."""
 
 import json
+import re
 import shlex
 import subprocess
 from contextlib import redirect_stdout

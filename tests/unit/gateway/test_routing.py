@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from ekiden.core.clock import ManualClock
 from ekiden.core.hashes import granule_hashes, root_hash
 from ekiden.core.types import ReplicaStats
-from gateway.bookings import SUSPECT_S, Bookings, Suspects, Told
+from gateway.bookings import SUSPECT_S, Bookings, Suspects
 from gateway.prefix_guess import PrefixGuess
 from gateway.routing import (
     Ask,
     Booked,
     Candidate,
+    Told,
     best_rate,
     order_decode,
     order_prefill,

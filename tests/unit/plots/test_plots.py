@@ -81,7 +81,9 @@ def test_a_linear_axis_can_be_asked_for_whatever_the_values():
 
 
 def test_bars_are_as_high_as_their_values_and_say_them():
-    text = bars("t", "ms", ["p50", "p99"], {"a": [10.0, 40.0], "b": [20.0, 5.0]}, show="{:.2f}".format)
+    text = bars(
+        "t", "ms", ["p50", "p99"], {"a": [10.0, 40.0], "b": [20.0, 5.0]}, show="{:.2f}".format
+    )
     root = ET.fromstring(text)
     heights = [float(one.attrib["height"]) for one in blocks(root)]
     assert [round(high / heights[0], 1) for high in heights] == [1.0, 2.0, 4.0, 0.5]
