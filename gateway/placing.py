@@ -47,7 +47,7 @@ class Placer:
     ) -> None:
         """``told``: between which moments a record's figures were made. ``granule``: tokens of each
         hash that ``place`` is given."""
-        self._rng = rng
+        self._clock, self._rng = clock, rng
         self._told = told
         self._granule = granule
         self._guess = PrefixGuess()
@@ -114,14 +114,17 @@ class Placer:
     def _candidate(self, record: ReplicaRecord, granules: Sequence[bytes]) -> Candidate:
         life = record.life
         cached = self._guess.cached(life, granules)
-        if not (cached or life in self._bookings or self._suspects):
+        waits = record.stats.waiting_tokens
+        if not (cached or waits or life in self._bookings or self._suspects):
             return self._unburdened(record, life)
+        told = self._told(record)
         return Candidate(
             id=record.id,
             epoch=record.epoch,
             block_size=record.block_size,
             stats=record.stats,
-            booked=self._bookings.known(life, self._told(record)),
+            age_s=told.age(self._clock.now()),
+            booked=self._bookings.known(life, told),
             cached_tokens=self._granule * cached,
             suspect=life in self._suspects or record.status == UNWELL,
         )

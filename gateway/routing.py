@@ -38,6 +38,9 @@ class Told(NamedTuple):
     earliest: float
     latest: float
 
+    def age(self, now: float) -> float:
+        return max(0.0, now - (self.earliest + self.latest) / 2)
+
 
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
     """What this gateway has in flight at a replica. Its own requests it knows better than the
@@ -64,6 +67,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     block_size: int
     stats: ReplicaStats
+    age_s: float = 0.0
+    """Of the figures."""
     booked: Booked = Booked()
     cached_tokens: int = 0
     """Of this request's prompt, probably in its cache already."""
@@ -153,9 +158,10 @@ def _prefill_s(candidate: Candidate, ask: Ask, usual: float, *, elsewhere: float
 
 def _ahead(candidate: Candidate, rate: float) -> float:
     """Tokens to compute before this request's: of this gateway's requests as they are now, of all
-    others as the figures have them."""
+    others what the figures have less what has been computed since. Others' later requests nobody
+    tells; they are as likely at any replica."""
     stats, booked = candidate.stats, candidate.booked
-    others = max(stats.waiting_tokens - booked.counted_tokens, 0)
+    others = max(stats.waiting_tokens - booked.counted_tokens - rate * candidate.age_s, 0)
     computed = min(rate * booked.computing_s, booked.computing_tokens)
     return others + booked.uncached_tokens - computed
 

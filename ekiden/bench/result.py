@@ -144,7 +144,7 @@ def read(path: Path) -> Result:
 
 def read_either(path: Path) -> Result | Simulated:
     """The same, measured or simulated."""
-    either = {SCHEMA: Result, SIMULATED: Simulated}
+    either: Mapping[str, type[Result | Simulated]] = {SCHEMA: Result, SIMULATED: Simulated}
     return _read(path, either, "`ekiden bench --json` or `ekiden sim --json`")
 
 

@@ -40,7 +40,7 @@ class Members:
 
 
 class Registry:
-    """Written by replicas, read by one gateway."""
+    """Written by replicas, read by the gateways, at the same moments."""
 
     def __init__(self, loop: Loop, rng: random.Random, renew_s: float, poll_s: float) -> None:
         self.known = Members()
@@ -53,11 +53,11 @@ class Registry:
         self._changed: dict[Life, ReplicaRecord | None] = {}
         self._read_at: dict[Life, float] = {}
         self._polling = False
-        self._listener: Callable[[set[Life]], None] = lambda lives: None
+        self._listeners: list[Callable[[set[Life]], None]] = []
 
     def on_change(self, listener: Callable[[set[Life]], None]) -> None:
         """Call ``listener`` with the lives that are known whenever one is new or gone."""
-        self._listener = listener
+        self._listeners.append(listener)
 
     def add(self, replica: Replica, block_size: int, *, known: bool = False) -> None:
         """Register a life; ``known``: the gateway has read of it already."""
@@ -135,7 +135,8 @@ class Registry:
         self._polling = False
         changed, self._changed = self._changed, {}
         if sum(self._take(life, record) for life, record in changed.items()):
-            self._listener(self.known.lives())
+            for listener in self._listeners:
+                listener(self.known.lives())
 
     def _take(self, life: Life, record: ReplicaRecord | None) -> bool:
         """Whether it is new, or gone."""
