@@ -25,7 +25,8 @@ _MOCK = """examples:
   ekiden bench mock --ttft 50 --itl 10
   ekiden bench mock --slots 4 --port 9000
 
-Its first token comes after --ttft, each further one after --itl more. A token is a word.
+Its first token comes after --ttft, each further one after --itl more. A token is a word. Ended by
+Ctrl-C it tells how late tokens left: what a client measures beyond that is the client's own.
 """
 
 
@@ -75,7 +76,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _mock(args: argparse.Namespace) -> int:
     import asyncio
 
-    from ekiden.bench.mock import MockConfig, serve
+    from ekiden.bench.mock import Lateness, MockConfig, serve
 
     config = MockConfig(
         ttft_s=args.ttft / 1000,
@@ -84,5 +85,9 @@ def _mock(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
     )
-    asyncio.run(serve(config, lambda url: print(f"ready: {url}", flush=True)))
+    late = Lateness()
+    try:
+        asyncio.run(serve(config, late, lambda url: print(f"ready: {url}", flush=True)))
+    finally:
+        print("\n".join(late.lines()))
     return 0

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 TICKS = 5
+_ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,4 +66,4 @@ def by_decades(low: float, high: float, start: float, end: float) -> Axis:
 
 def _round_up(value: float) -> float:
     unit = 10.0 ** math.floor(math.log10(value))
-    return next(unit * m for m in (1, 2, 2.5, 4, 5, 8, 10) if unit * m >= value * (1 - 1e-9))
+    return next(unit * m for m in _ROUND if unit * m >= value * (1 - 1e-9))
