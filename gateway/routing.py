@@ -11,6 +11,7 @@ what it has seen itself, and takes from the figures only what others have there.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
@@ -162,8 +163,16 @@ def _ahead(candidate: Candidate, rate: float) -> float:
     tells; they are as likely at any replica."""
     stats, booked = candidate.stats, candidate.booked
     others = max(stats.waiting_tokens - booked.counted_tokens - rate * candidate.age_s, 0)
-    computed = min(rate * booked.computing_s, booked.computing_tokens)
-    return others + booked.uncached_tokens - computed
+    return others + booked.uncached_tokens - _computed(booked, rate)
+
+
+def _computed(booked: Booked, rate: float) -> float:
+    """Tokens of the prompt in work that are done. Never all of them: one that takes longer than it
+    should, as a very long one does, must not pass for ended."""
+    if not booked.computing_tokens:
+        return 0.0
+    share = rate * booked.computing_s / booked.computing_tokens
+    return booked.computing_tokens * (1 - math.exp(-share))
 
 
 def _decode_s(candidate: Candidate, ask: Ask, usual: float) -> float:

@@ -11,6 +11,7 @@ own, or the machine's.
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -165,10 +166,13 @@ async def serving(config: MockConfig, late: Lateness | None = None) -> AsyncIter
 
 
 async def serve(config: MockConfig, late: Lateness, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled; ``ready`` gets the URL."""
+    """Serve until SIGINT or SIGTERM; ``ready`` gets the URL."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(config, late) as url:
         ready(url)
-        await asyncio.get_running_loop().create_future()
+        await stop.wait()
 
 
 def _plain(config: MockConfig, path: str) -> tuple[int, dict[str, Any]]:

@@ -26,7 +26,7 @@ _MOCK = """examples:
   ekiden bench mock --slots 4 --port 9000
 
 Its first token comes after --ttft, each further one after --itl more. A token is a word. Ended by
-Ctrl-C it tells how late tokens left: what a client measures beyond that is the client's own.
+Ctrl-C or SIGTERM it tells how late tokens left: what a client measures beyond that is the client's own.
 """
 
 
@@ -86,8 +86,6 @@ def _mock(args: argparse.Namespace) -> int:
         port=args.port,
     )
     late = Lateness()
-    try:
-        asyncio.run(serve(config, late, lambda url: print(f"ready: {url}", flush=True)))
-    finally:
-        print("\n".join(late.lines()))
+    asyncio.run(serve(config, late, lambda url: print(f"ready: {url}", flush=True)))
+    print("\n".join(late.lines()))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -251,7 +252,7 @@ def test_what_others_sent_counts_beside_ours() -> None:
     assert best_prefill(shared, candidate("other", waiting_tokens=4100)) == "shared"
 
 
-def test_a_prompt_in_work_weighs_what_is_left_of_it() -> None:
+def test_a_prompt_in_work_weighs_less_the_longer_it_was_but_never_nothing() -> None:
     def working(seconds: float) -> Candidate:
         booked = Booked(
             requests=1, uncached_tokens=8000, computing_tokens=8000, computing_s=seconds
@@ -259,8 +260,29 @@ def test_a_prompt_in_work_weighs_what_is_left_of_it() -> None:
         return candidate("working", prefill_tokens_per_s=8000.0, booked=booked)
 
     other = candidate("other", prefill_tokens_per_s=8000.0, waiting_tokens=2000)
-    assert best_prefill(working(0.5), other) == "other"
-    assert best_prefill(working(0.9), other) == "working"
+    idle = candidate("idle", prefill_tokens_per_s=8000.0)
+    assert best_prefill(working(1.0), other) == "other"
+    assert best_prefill(working(1.5), other) == "working"
+    assert best_prefill(working(10.0), idle) == "idle"
+
+
+def test_what_figures_have_of_others_is_computed_as_they_grow_old() -> None:
+    def waiting(age_s: float) -> Candidate:
+        known = candidate("waiting", prefill_tokens_per_s=1000.0, waiting_tokens=3000)
+        return msgspec.structs.replace(known, age_s=age_s)
+
+    other = candidate("other", prefill_tokens_per_s=1000.0, waiting_tokens=1000)
+    assert best_prefill(waiting(1.0), other) == "other"
+    assert best_prefill(waiting(3.0), other) == "waiting"
+
+
+def test_speeds_that_are_about_equal_are_taken_for_equal() -> None:
+    """What they differ by is the work that they were measured with."""
+    slower = candidate("slower", prefill_tokens_per_s=9000.0)
+    faster = candidate("faster", prefill_tokens_per_s=10_000.0, waiting_tokens=100)
+    assert best_prefill(slower, faster) == "slower"
+    far = candidate("far", prefill_tokens_per_s=3000.0)
+    assert best_prefill(far, faster) == "faster"
 
 
 def test_a_small_batch_is_quicker_to_join_than_a_large_one() -> None:
