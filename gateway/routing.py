@@ -31,6 +31,10 @@ _DEFAULT_ROW_S = 0.02 / _FIXED_ROWS
 _ALIKE = 1.25
 """Replicas whose speed is within this factor of their pool's mean are taken to be equally fast: so
 far apart are measurements of equal machines with unequal work."""
+_OTHERS = 0.2
+"""For how much a request of another gateway counts in the batch beside one of our own. All gateways
+see the same figures for the same second: if they trusted them fully, all would send everything to
+the same replica. Each evens out its own requests, so a part of the difference is enough."""
 
 
 class Told(NamedTuple):
@@ -179,7 +183,8 @@ def _decode_s(candidate: Candidate, ask: Ask, usual: float) -> float:
     """Steps at the batch the replica would have, plus the wait for blocks it lacks. ``usual``:
     seconds of a row in the pool."""
     stats = candidate.stats
-    batch = requests_at(candidate) + ask.choices
+    own = candidate.booked.requests
+    batch = own + _OTHERS * (requests_at(candidate) - own) + ask.choices
     # An idle replica measures nothing new: trusting its last, slow measurement would keep it idle.
     row_s = _levelled(_row_s(stats), usual) if stats.running else usual
     output = min(ask.max_output, _EXPECTED_OUTPUT)

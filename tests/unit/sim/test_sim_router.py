@@ -134,12 +134,13 @@ def test_of_unequal_requests_the_router_is_far_better(
     assert ours < 0.7 * p95("round-robin", unequal, prefill=prefill, decode=decode)
 
 
-def test_what_other_gateways_do_is_known_by_figures_that_are_fresh() -> None:
-    one, fresh, usual = (
-        p95("router", unequal, prefill=0, decode=4, **world)
-        for world in ({}, {"gateways": 4, "renew_s": 0.02, "poll_s": 0.02}, {"gateways": 4})
-    )
-    assert one < fresh < 0.9 * usual
+@pytest.mark.parametrize("asked", [equal, unequal])
+def test_several_gateways_do_not_all_choose_the_same_replica(
+    asked: Callable[[int], list[Asked]],
+) -> None:
+    """All see the same figures for the same second."""
+    world = {"prefill": 0, "decode": 8 if asked is equal else 4, "gateways": 4}
+    assert p95("router", asked, **world) < p95("round-robin", asked, **world)
 
 
 def test_a_router_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None:
