@@ -5,8 +5,8 @@ replica was measured at. For decode: those it must get computed before it starts
 at the batch it would have, and the wait for blocks if its pool is short. Ties break at random.
 
 What is not measured yet is taken to be as fast as the pool is, so that a new replica is tried at
-once. Figures are old when they are read: of its own requests a gateway goes by
-what it has seen itself, and takes from the figures only what others have there.
+once. Figures are old when they are read: of its own requests a gateway goes by what it has seen
+itself, and takes from the figures only what others have there.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Told(NamedTuple):
     latest: float
 
     def age(self, now: float) -> float:
+        """Of the figures, in seconds."""
         return max(0.0, now - (self.earliest + self.latest) / 2)
 
 
