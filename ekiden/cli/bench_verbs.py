@@ -26,7 +26,8 @@ _MOCK = """examples:
   ekiden bench mock --slots 4 --port 9000
 
 Its first token comes after --ttft, each further one after --itl more. A token is a word. Ended by
-Ctrl-C or SIGTERM it tells how late tokens left: what a client measures beyond that is the client's own.
+Ctrl-C or SIGTERM it tells how late tokens left: what a client measures beyond that is the client's
+own.
 """
 
 
