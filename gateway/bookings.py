@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from ekiden.core.clock import Clock
 from gateway.prefix_guess import Life
-from gateway.routing import Booked
+from gateway.routing import Booked, Told
 
 SUSPECT_S = 5.0
 _FAILURES = 3
@@ -18,44 +20,111 @@ class Booking:
         self.at = at
         self.uncached_tokens = uncached_tokens
         self.kv_tokens = kv_tokens
+        self.computed_at = math.inf
+        """Its prompt was."""
+        self.released_at = math.inf
+
+    @property
+    def open(self) -> bool:
+        return self.released_at == math.inf
+
+    @property
+    def queued(self) -> bool:
+        """Its prompt is not computed yet, as far as this gateway knows."""
+        return self.computed_at == math.inf
+
+    def counted(self, told: Told) -> bool:
+        """Whether the figures may have it among the replica's requests. One whose prompt is
+        computed elsewhere joins them with its first token."""
+        begun = self.at if self.uncached_tokens else self.computed_at
+        return begun < told.latest and self.released_at >= told.earliest
+
+    def counted_in_queue(self, told: Told) -> bool:
+        """The same, among those that wait for their prompt."""
+        return self.at < told.latest and self.computed_at >= told.earliest
+
+
+class _Held:
+    """The bookings of one replica, oldest first; those that ended too, while figures count them."""
+
+    def __init__(self) -> None:
+        self.bookings: dict[Booking, None] = {}
+        self.computed_at = -math.inf
+        """When a prompt was last seen computed there."""
+
+    def computing(self) -> Booking | None:
+        """What the replica works at: prompts are computed in the order in which they came."""
+        queued = (one for one in self.bookings if one.queued and one.uncached_tokens)
+        return next(queued, None)
+
+    def forget(self, told: Told, now: float) -> None:
+        """Drop what has ended and is in no figures, neither in these nor in those to come."""
+        next_earliest = now - (told.latest - told.earliest)
+        for booking in [one for one in self.bookings if not one.open]:
+            counted = booking.at < told.latest and booking.released_at >= told.earliest
+            if not counted and booking.released_at < next_earliest:
+                del self.bookings[booking]
 
 
 class Bookings:
-    """Open bookings by replica life; no more than requests in flight."""
+    """By replica life; no more than requests in flight, and those that ended a moment ago."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._open: dict[Life, set[Booking]] = {}
+        self._held: dict[Life, _Held] = {}
 
     def book(self, life: Life, *, uncached_tokens: int, kv_tokens: int) -> Booking:
+        """``uncached_tokens``: of the prompt, that the replica will compute; 0 where another one
+        does."""
         booking = Booking(life, self._clock.now(), uncached_tokens, kv_tokens)
-        self._open.setdefault(life, set()).add(booking)
+        self._held.setdefault(life, _Held()).bookings[booking] = None
         return booking
+
+    def computed(self, booking: Booking) -> None:
+        """Its prompt is. Saying so twice is harmless."""
+        if booking.queued:
+            booking.computed_at = self._clock.now()
+            if held := self._held.get(booking.life):
+                held.computed_at = booking.computed_at
 
     def release(self, booking: Booking) -> None:
         """Releasing twice is harmless."""
-        held = self._open.get(booking.life)
-        if held is not None:
-            held.discard(booking)
-            if not held:
-                del self._open[booking.life]
+        self.computed(booking)
+        booking.released_at = min(booking.released_at, self._clock.now())
 
-    def since(self, life: Life, moment: float) -> Booked:
-        """The sum of the open bookings made at or after ``moment``."""
-        recent = [booking for booking in self._open.get(life, ()) if booking.at >= moment]
+    def known(self, life: Life, told: Told) -> Booked:
+        """What is in flight at a replica whose last figures are of ``told``."""
+        held = self._held.get(life)
+        if held is None:
+            return Booked()
+        held.forget(told, self._clock.now())
+        if not held.bookings:
+            del self._held[life]
+        ours = list(held.bookings)
+        head = held.computing()
         return Booked(
-            requests=len(recent),
-            uncached_tokens=sum(booking.uncached_tokens for booking in recent),
-            kv_tokens=sum(booking.kv_tokens for booking in recent),
+            requests=sum(one.open for one in ours),
+            uncached_tokens=sum(one.uncached_tokens for one in ours if one.queued),
+            kv_tokens=sum(one.kv_tokens for one in ours if one.open and one.at >= told.earliest),
+            counted_requests=sum(one.counted(told) for one in ours),
+            counted_tokens=sum(one.uncached_tokens for one in ours if one.counted_in_queue(told)),
+            computing_tokens=head.uncached_tokens if head else 0,
+            computing_s=self._clock.now() - max(head.at, held.computed_at) if head else 0.0,
         )
+
+    def keep_only(self, lives: set[Life]) -> None:
+        """Forget every life that is over."""
+        for life in [life for life in self._held if life not in lives]:
+            del self._held[life]
 
     def __contains__(self, life: Life) -> bool:
         """Whether it has any."""
-        return life in self._open
+        return life in self._held
 
     @property
     def count(self) -> int:
-        return sum(len(held) for held in self._open.values())
+        """Of requests that have not ended."""
+        return sum(one.open for held in self._held.values() for one in held.bookings)
 
 
 class Suspects:

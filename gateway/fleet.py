@@ -21,7 +21,7 @@ from gateway.catalog import ServedModel
 from gateway.decode_link import CONNECT_S, DecodeLink
 from gateway.placing import Placed, Placer
 from gateway.prefix_guess import Life
-from gateway.routing import Ask
+from gateway.routing import Ask, Told
 
 _RETRY_S = 1.0
 
@@ -70,7 +70,7 @@ class Fleet:
         self._links: dict[Life, DecodeLink] = {}
         self._retired: set[DecodeLink] = set()
         self._closing: set[asyncio.Task[None]] = set()
-        self._placer = Placer(clock, rng, figures_since=self._figures_since)
+        self._placer = Placer(clock, rng, told=self._told)
         watcher.on_change(self._follow)
 
     async def start(self) -> None:
@@ -174,9 +174,10 @@ class Fleet:
                 return f"cannot be reached ({link.trouble if link else 'unknown'})"
         return None
 
-    def _figures_since(self, record: ReplicaRecord) -> float:
+    def _told(self, record: ReplicaRecord) -> Told:
         """Figures are read up to one poll after they were written."""
-        return self._watcher.changed_at(record) - POLL_S
+        read_at = self._watcher.changed_at(record)
+        return Told(read_at - POLL_S, read_at)
 
     def _follow(self, records: Sequence[ReplicaRecord]) -> None:
         """Open links to new lives, retire those of lives that are gone."""

@@ -16,7 +16,7 @@ from ekiden.core.hashes import GRANULE
 from ekiden.registry.record import UNWELL, ReplicaRecord
 from gateway.bookings import Booking, Bookings, Suspects
 from gateway.prefix_guess import Life, PrefixGuess
-from gateway.routing import Ask, Candidate, best_rate, order_decode, order_prefill
+from gateway.routing import Ask, Candidate, Told, best_rate, order_decode, order_prefill
 
 MAX_PREFILL_CANDIDATES = 3
 MAX_ATTEMPTS = 3
@@ -42,13 +42,13 @@ class Placer:
         clock: Clock,
         rng: random.Random,
         *,
-        figures_since: Callable[[ReplicaRecord], float],
+        told: Callable[[ReplicaRecord], Told],
         granule: int = GRANULE,
     ) -> None:
-        """``figures_since``: the moment from which on a booking may be missing in the record's
-        figures. ``granule``: tokens of each hash that ``place`` is given."""
-        self._rng = rng
-        self._figures_since = figures_since
+        """``told``: between which moments a record's figures were made. ``granule``: tokens of each
+        hash that ``place`` is given."""
+        self._clock, self._rng = clock, rng
+        self._told = told
         self._granule = granule
         self._guess = PrefixGuess()
         self._bookings = Bookings(clock)
@@ -90,8 +90,10 @@ class Placer:
             self._judge_prefill(placed, prefilled_on)
 
     def first_token(self, placed: Placed) -> None:
-        """Prefill is done with the request."""
-        for booking in placed.bookings[1:]:
+        """Its prompt is computed, and prefill is done with it."""
+        decode, *prefill = placed.bookings
+        self._bookings.computed(decode)
+        for booking in prefill:
             self._bookings.release(booking)
 
     def failed(self, life: Life, *, certain: bool) -> None:
@@ -100,6 +102,7 @@ class Placer:
     def keep_only(self, lives: set[Life]) -> None:
         """Forget every life that is over."""
         self._guess.keep_only(lives)
+        self._bookings.keep_only(lives)
         self._suspects.keep_only(lives)
         self._kept = {life: kept for life, kept in self._kept.items() if life in lives}
 
@@ -111,14 +114,17 @@ class Placer:
     def _candidate(self, record: ReplicaRecord, granules: Sequence[bytes]) -> Candidate:
         life = record.life
         cached = self._guess.cached(life, granules)
-        if not (cached or life in self._bookings or self._suspects):
+        waits = record.stats.waiting_tokens
+        if not (cached or waits or life in self._bookings or self._suspects):
             return self._unburdened(record, life)
+        told = self._told(record)
         return Candidate(
             id=record.id,
             epoch=record.epoch,
             block_size=record.block_size,
             stats=record.stats,
-            booked=self._bookings.since(life, self._figures_since(record)),
+            age_s=told.age(self._clock.now()),
+            booked=self._bookings.known(life, told),
             cached_tokens=self._granule * cached,
             suspect=life in self._suspects or record.status == UNWELL,
         )
@@ -146,7 +152,7 @@ class Placer:
         ask: Ask,
     ) -> Placed:
         chosen = (decode, *prefill[:1])
-        uncached = [max(ask.prompt - candidate.cached_tokens, 0) for candidate, _ in chosen]
+        uncached = [max(ask.prompt - candidate.cached_tokens, 1) for candidate, _ in chosen]
         bookings = [
             self._bookings.book(
                 decode[1].life,

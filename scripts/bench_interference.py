@@ -30,8 +30,10 @@ from benchmarks import chart
 from benchmarks.client import Client, Sample, client
 from benchmarks.models import SMOLLM2, model_dir
 from benchmarks.options import add_charts, add_common, pin, result_name
-from benchmarks.results import Row, publish, row
+from benchmarks.results import Row, figure, publish, row
 from benchmarks.stack import deployment, percentile, prompt_of
+
+from ekiden.plots.bars import bars
 
 EXAMPLES = """examples:
   make bench-interference
@@ -205,9 +207,10 @@ def rows(figures: dict[str, dict[str, float]]) -> list[Row]:
 def draw(args: argparse.Namespace, figures: dict[str, dict[str, float]]) -> None:
     shown: Sequence[str] = ("TPOT P50, ms", "TPOT P99, ms", "ITL P99, ms")
     title = f"{args.streams} streams while prompts of {args.prompt:,} tokens arrive"
-    bars = {mode: [figures[mode][name] for name in shown] for mode in MODES}
+    values = {mode: [figures[mode][name] for name in shown] for mode in MODES}
     groups = [name.removesuffix(", ms") for name in shown]
-    chart.bars(args.charts / f"{result_name('interference', args)}.svg", title, "ms", groups, bars)
+    path = args.charts / f"{result_name('interference', args)}.svg"
+    chart.write(path, bars(title, "ms", groups, values, show=figure))
 
 
 if __name__ == "__main__":

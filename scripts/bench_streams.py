@@ -19,6 +19,8 @@ from benchmarks.results import Row, publish, row
 from benchmarks.rounds import Plan, alternate, medians
 from benchmarks.work import Decode
 
+from ekiden.plots.lines import lines
+
 EXAMPLES = """examples:
   make bench-streams
   make bench-streams ARGS="--vllm-python PATH/bin/python --charts docs/charts"
@@ -70,14 +72,14 @@ def rows(model: str, measured: dict[int, dict[str, float]]) -> list[Row]:
 
 
 def draw(args: argparse.Namespace, measured: dict[int, dict[str, float]]) -> None:
-    lines = {
+    points = {
         engine: [(n, rates[engine]) for n, rates in measured.items() if engine in rates]
         for engine in (OURS, *PEERS)
     }
     path: Path = args.charts / f"{result_name('streams', args)}.svg"
     title = f"{args.model}, {args.threads} threads: output by streams"
-    drawn = {engine: line for engine, line in lines.items() if line}
-    chart.lines(path, title, "streams", UNIT, drawn, doubling=True)
+    drawn = {engine: line for engine, line in points.items() if line}
+    chart.write(path, lines(title, "streams", UNIT, drawn, log=True))
 
 
 if __name__ == "__main__":

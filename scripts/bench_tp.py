@@ -17,9 +17,11 @@ from benchmarks.comparison import UNIT, WORKS
 from benchmarks.contenders import Contender, Stepped, ours, started
 from benchmarks.models import MODELS, model_dir
 from benchmarks.options import add_charts, add_common, names, pin, result_name
-from benchmarks.results import Row, publish, row
+from benchmarks.results import Row, figure, publish, row
 from benchmarks.rounds import Plan, alternate, medians
 from benchmarks.work import Decode, Prefill, Work
+
+from ekiden.plots.bars import bars
 
 EXAMPLES = """examples:
   make bench-tp
@@ -119,7 +121,7 @@ def draw(
         title = f"{model}: {split} over {one}, the same {args.threads} cores"
         values = {f"{split} / {one}": list(ratios.values())}
         path = args.charts / f"{result_name(f'tp-{Path(model).name}', args)}.svg"
-        chart.bars(path, title, "ratio", list(ratios), values)
+        chart.write(path, bars(title, "ratio", list(ratios), values, show=figure))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from stack import Service, audit, ranks_of, save_tiny_model  # noqa: E402
 
 from ekiden.cli.kv_options import wires  # noqa: E402
 from ekiden.cli.options import at_least  # noqa: E402
+from ekiden.plots.lines import lines  # noqa: E402
 
 EPILOG = """examples:
   make soak                                             5,000 requests, 4 minutes on two cores
@@ -186,7 +187,7 @@ def draw(found: Found, path: Path) -> None:
         for name, samples in found.memory.items()
     }
     title = "Resident memory under load, prefill TP2 x PP2 -> decode TP3"
-    chart.lines(path, title, "requests", "MiB", series, doubling=False)
+    chart.write(path, lines(title, "requests", "MiB", series, log=False))
 
 
 def say(found: Found) -> dict[str, Any]:

@@ -23,8 +23,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ekiden.bench.result import Level, Result, Samples
+from ekiden.bench.result import Result, Simulated
 from ekiden.core.errors import SetupError
+from ekiden.measures.run import Run, Samples
 
 LEAST = 50
 """Requests of a level: with fewer nothing is said."""
@@ -43,6 +44,7 @@ _AT_ONCE = 1 << 21
 """Values drawn at a time, which bounds the memory."""
 
 Values = NDArray[np.float64]
+Told = Result | Simulated
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,17 +71,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     after: str
     changes: list[Change]
     notes: list[str]
+    failed: list[str] = []
+    """Levels in which requests of B failed and none of A."""
 
     @property
     def worse(self) -> bool:
-        return any(change.verdict == "worse" for change in self.changes)
+        """Beyond chance; a failure where there was none needs no more proof."""
+        return bool(self.failed) or any(change.verdict == "worse" for change in self.changes)
 
 
-def compare(
-    before: Result, after: Result, *, confidence: float = 0.95, seed: int = 0
-) -> Comparison:
+def compare(before: Told, after: Told, *, confidence: float = 0.95, seed: int = 0) -> Comparison:
     """Raises SetupError when the results have no level in common."""
-    pairs, notes = _pairs(before, after)
+    common = _pairs(before, after)
+    pairs = [(a, b) for a, b in common if min(a.requests, b.requests) >= LEAST]
     chance = np.random.default_rng(seed)
     figures = len(pairs) * (len(_TIMES) * len(_POINTS) + 1)
     alpha = (1 - confidence) / max(1, figures)
@@ -89,7 +93,8 @@ def compare(
         before=_name(before),
         after=_name(after),
         changes=changes,
-        notes=[*_unlike(before, after), *notes],
+        notes=[*_unlike(before, after), *(note for a, b in common for note in _notes(a, b))],
+        failed=[a.name for a, b in common if b.errors and not a.errors],
     )
 
 
@@ -122,32 +127,50 @@ def write(path: Path, found: Comparison) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
-def _pairs(before: Result, after: Result) -> tuple[list[tuple[Level, Level]], list[str]]:
-    later = {level.name: level for level in after.levels}
-    common = [(level, later[level.name]) for level in before.levels if level.name in later]
+def _pairs(before: Told, after: Told) -> list[tuple[Run, Run]]:
+    """Runs of one name, and the only ones where one side is simulated."""
+    only = len(before.levels) == len(after.levels) == 1
+    later = {run.name: run for run in after.levels}
+    common = [(run, later[run.name]) for run in before.levels if run.name in later]
+    if not common and type(before) is not type(after) and only:
+        common = [(before.levels[0], after.levels[0])]
     if not common:
-        names = [", ".join(level.name for level in r.levels) for r in (before, after)]
+        names = [", ".join(run.name for run in told.levels) for told in (before, after)]
         raise SetupError(f"no level is in both results: A has {names[0]}; B has {names[1]}")
-    small = [a.name for a, b in common if min(a.succeeded, b.succeeded) < LEAST]
-    notes = [f"{name}: fewer than {LEAST} answers, nothing is said of it" for name in small]
-    return [(a, b) for a, b in common if a.name not in small], notes
+    return common
 
 
-def _unlike(before: Result, after: Result) -> list[str]:
+def _notes(a: Run, b: Run) -> Iterator[str]:
+    if a.name != b.name:
+        yield f"the only levels have other names: {a.name} against {b.name}"
+    if min(a.requests, b.requests) < LEAST:
+        yield f"{a.name}: fewer than {LEAST} requests, nothing is said of it"
+    elif min(a.succeeded, b.succeeded) < LEAST:
+        yield f"{a.name}: fewer than {LEAST} answers, nothing is said of their times"
+    if b.errors and not a.errors:
+        lost = b.requests - b.succeeded
+        yield f"{a.name}: {lost} of {b.requests} requests of B failed, and none of A"
+
+
+def _unlike(before: Told, after: Told) -> list[str]:
     """What else differs: then the figures may differ for that reason."""
     fields = ("model", "endpoint", "workload", "arrival", "seed", "prompts")
     return [
         f"{field} differs: {getattr(before, field)} against {getattr(after, field)}"
         for field in fields
-        if getattr(before, field) != getattr(after, field)
+        if hasattr(before, field)
+        and hasattr(after, field)
+        and getattr(before, field) != getattr(after, field)
     ]
 
 
-def _name(result: Result) -> str:
-    return f"{result.started}, {result.model} at {result.url}, {result.workload}"
+def _name(told: Told) -> str:
+    if isinstance(told, Simulated):
+        return f"{told.model}, simulated, {told.workload}"
+    return f"{told.started}, {told.model} at {told.url}, {told.workload}"
 
 
-def _level(a: Level, b: Level, alpha: float, chance: np.random.Generator) -> Iterator[Change]:
+def _level(a: Run, b: Run, alpha: float, chance: np.random.Generator) -> Iterator[Change]:
     for figure in _TIMES:
         runs = [_values(x.samples, figure) for x in (a, b)]
         for point, (percent, least) in _POINTS.items():
@@ -204,6 +227,8 @@ def _quantile(share: float, blocks: int) -> float:
 
 def _values(samples: Samples, figure: str) -> Values:
     """Of the answers that came, in the order in which they were due."""
+    if not hasattr(samples, figure):
+        return np.array([])  # gaps between tokens, which nobody simulates
     pairs = zip(getattr(samples, figure), samples.error, strict=True)
     return np.array([v for v, error in pairs if v is not None and not error], dtype=np.float64)
 

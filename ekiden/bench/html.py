@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from ekiden.bench import charts
 from ekiden.bench.result import Level, Result, Samples
 from ekiden.bench.table import notes, service_lines
 from ekiden.measures.spread import Spread
 from ekiden.measures.table import milliseconds
+from ekiden.plots import lines
 
 MAX_DOTS = 2000
 """Requests of a timeline that are drawn; of more, every nth."""
@@ -141,9 +141,9 @@ def _sweep(levels: Sequence[Level]) -> Iterator[str]:
         series = {
             p: [(v, getattr(getattr(level, field), p)) for v, level in placed] for p in _POINTS
         }
-        yield charts.lines(f"{name} against load", x_name, "ms", series)
+        yield lines.lines(f"{name} against load", x_name, "ms", series)
     tokens = {"output tokens/s": [(value, level.output_tokens_per_s) for value, level in placed]}
-    yield charts.lines("Throughput against load", x_name, "tokens/s", tokens)
+    yield lines.lines("Throughput against load", x_name, "tokens/s", tokens)
     if all(level.goodput for _, level in placed):
         both = {
             "answered": [(value, level.requests_per_s) for value, level in placed],
@@ -151,7 +151,7 @@ def _sweep(levels: Sequence[Level]) -> Iterator[str]:
                 (value, level.goodput.requests_per_s) for value, level in placed if level.goodput
             ],
         }
-        yield charts.lines("Goodput against load", x_name, "requests/s", both)
+        yield lines.lines("Goodput against load", x_name, "requests/s", both)
 
 
 def _itl(levels: Sequence[Level]) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _itl(levels: Sequence[Level]) -> Iterator[str]:
     series = {level.name: _outline(level) for level in told[::step]}
     series = {name: points for name, points in series.items() if len(points) > 1}
     if series:
-        yield charts.densities("Inter-token latency", "ms", "% of gaps", series)
+        yield lines.densities("Inter-token latency", "ms", "% of gaps", series)
 
 
 def _outline(level: Level) -> list[tuple[float, float]]:
@@ -213,7 +213,7 @@ def _timeline(level: Level) -> str:
     failed = [
         sent - start for sent, error in zip(samples.sent_s, samples.error, strict=True) if error
     ]
-    return charts.timeline(
+    return lines.timeline(
         f"Timeline, {level.name}",
         "TTFT (ms)",
         dots[::step],

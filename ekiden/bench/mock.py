@@ -3,19 +3,25 @@
 It speaks enough of OpenAI's HTTP for the load generators of the field. The first token comes
 ``ttft_s`` after the whole body, each further one ``itl_s`` after the one before; both are kept by
 moments counted from the arrival, so that lateness never adds up. A token is a word.
+
+It keeps account of how late tokens left, so that what a client measures beyond that is the client's
+own, or the machine's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ekiden.bench.histogram import Histogram
 
 WORD = " word"
 DEFAULT_TOKENS = 16
@@ -30,6 +36,30 @@ class MockConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = MODEL
     host: str = "127.0.0.1"
     port: int = 0
+
+
+class Lateness:
+    """Of tokens, from the moment at which they were due until they had been written."""
+
+    def __init__(self) -> None:
+        self.first, self.later = Histogram(), Histogram()
+
+    def add(self, number: int, seconds: float) -> None:
+        """Of the token of that number of its answer, from 0."""
+        (self.later if number else self.first).add(seconds)
+
+    def lines(self) -> Iterator[str]:
+        """Nothing of tokens that there were not."""
+        for what, found in (("first", self.first), ("later", self.later)):
+            if found.count:
+                p50, p99, most = (
+                    f"{1000 * value:.2f}"
+                    for value in (found.percentile(50), found.percentile(99), found.largest_s)
+                )
+                yield (
+                    f"{found.count:,} {what} tokens left late by {p50} ms P50, {p99} ms P99, "
+                    f"{most} ms at most"
+                )
 
 
 class _Body(msgspec.Struct):
@@ -88,8 +118,8 @@ _SHAPES = {
 }
 
 
-def app(config: MockConfig) -> ASGIApp:
-    """The server as an ASGI application."""
+def app(config: MockConfig, late: Lateness) -> ASGIApp:
+    """The server as an ASGI application, which adds to ``late``."""
     slots = asyncio.Semaphore(config.slots) if config.slots else None
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,21 +136,25 @@ def app(config: MockConfig) -> ASGIApp:
             return
         arrived = asyncio.get_running_loop().time()
         if slots is None:
-            await _generate(config, shape, body, arrived, send)
+            await _generate(config, shape, body, arrived, send, late)
             return
         async with slots:
             arrived = asyncio.get_running_loop().time()
-            await _generate(config, shape, body, arrived, send)
+            await _generate(config, shape, body, arrived, send, late)
 
     return serve
 
 
 @asynccontextmanager
-async def serving(config: MockConfig) -> AsyncIterator[str]:
+async def serving(config: MockConfig, late: Lateness | None = None) -> AsyncIterator[str]:
     """The server on a socket of its own while the block lasts; its URL."""
     with socket.create_server((config.host, config.port)) as listener:
         settings = uvicorn.Config(
-            app(config), http="httptools", ws="none", lifespan="off", log_config=None
+            app(config, late or Lateness()),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
         )
         server = uvicorn.Server(settings)
         task = asyncio.create_task(server._serve(sockets=[listener]))
@@ -131,11 +165,14 @@ async def serving(config: MockConfig) -> AsyncIterator[str]:
             await task
 
 
-async def serve(config: MockConfig, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled; ``ready`` gets the URL."""
-    async with serving(config) as url:
+async def serve(config: MockConfig, late: Lateness, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; ``ready`` gets the URL."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(config, late) as url:
         ready(url)
-        await asyncio.get_running_loop().create_future()
+        await stop.wait()
 
 
 def _plain(config: MockConfig, path: str) -> tuple[int, dict[str, Any]]:
@@ -148,7 +185,7 @@ def _plain(config: MockConfig, path: str) -> tuple[int, dict[str, Any]]:
 
 
 async def _generate(
-    config: MockConfig, shape: _Shape, body: _Body, arrived: float, send: Send
+    config: MockConfig, shape: _Shape, body: _Body, arrived: float, send: Send, late: Lateness
 ) -> None:
     if not body.stream:
         await _until(arrived + config.ttft_s + config.itl_s * (body.tokens - 1))
@@ -159,12 +196,14 @@ async def _generate(
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     head = _head(config, shape.chunk)
     for number in range(body.tokens):
-        await _until(arrived + config.ttft_s + config.itl_s * number)
+        due = arrived + config.ttft_s + config.itl_s * number
+        await _until(due)
         last = number == body.tokens - 1
         chunk = head | {"choices": [shape.choice(WORD, "length" if last else None)]}
         if body.wants("continuous_usage_stats"):
             chunk["usage"] = _usage(body, number + 1)
         await _event(send, msgspec.json.encode(chunk))
+        late.add(number, asyncio.get_running_loop().time() - due)
     if body.wants("include_usage"):
         end = head | {"choices": [], "usage": _usage(body, body.tokens)}
         await _event(send, msgspec.json.encode(end))

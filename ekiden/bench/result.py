@@ -6,15 +6,18 @@ Durations are milliseconds in fields that end in ``_ms``, seconds in those that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from ekiden.core.results import read_result
-from ekiden.measures.goodput import Goodput, Slo
+from ekiden.measures import run
+from ekiden.measures.goodput import Slo
 from ekiden.measures.spread import Spread
 
 SCHEMA = "ekiden.bench/1"
+SIMULATED = "ekiden.sim/1"
 
 
 class ReplicaShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,20 +51,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     (and stage); ``""`` is the gateway."""
 
 
-class Samples(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of values for each request, in the order in which they were due. None: not there."""
+class Samples(run.Samples, frozen=True, kw_only=True):
+    """With what only a client can measure."""
 
-    index: list[int]
-    scheduled_s: list[float]
     sent_s: list[float]
-    ttft_ms: list[float | None]
-    """From the scheduled moment in an open loop, from sending in a closed one."""
-    tpot_ms: list[float | None]
     itl_std_ms: list[float | None]
-    e2e_ms: list[float]
-    prompt_tokens: list[int]
-    output_tokens: list[int]
-    error: list[str]
 
 
 class Bucket(msgspec.Struct, frozen=True, array_like=True):
@@ -71,35 +65,20 @@ class Bucket(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class Level(run.Run, frozen=True, kw_only=True):
     """One step of the sweep. docs/bench.md defines each figure."""
 
-    name: str
     load: str
     """``rate`` (requests/s), ``concurrency`` or ``trace`` (speed)."""
     value: float | None
     """None: a rate without end, all at once."""
-    requests: int
-    succeeded: int
-    errors: dict[str, int]
     error_details: dict[str, str]
     """The first message of each kind."""
-    error_rate: float
-    duration_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    ttft_ms: Spread
     ttft_from_send_ms: Spread
-    tpot_ms: Spread
     itl_ms: Spread
     itl_jitter_ms: Spread
-    e2e_ms: Spread
     e2e_from_send_ms: Spread
     schedule_lag_ms: Spread
-    goodput: Goodput | None
-    prompt_tokens: Spread
-    output_tokens: Spread
     short_answers: int
     """With fewer tokens than were asked for."""
     counted_by_server: bool
@@ -138,6 +117,20 @@ def write(path: Path, result: Result) -> None:
     path.write_bytes(msgspec.json.encode(result) + b"\n")
 
 
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ekiden sim --json` wrote, as far as it can be compared with a result."""
+
+    model: str
+    workload: str
+    arrival: str
+    seed: int
+    runs: list[run.Run]
+
+    @property
+    def levels(self) -> list[run.Run]:
+        return self.runs
+
+
 def read(path: Path) -> Result:
     """A result that was written before.
 
@@ -145,3 +138,9 @@ def read(path: Path) -> Result:
         SetupError: it cannot be read, is no result, or is one of another schema.
     """
     return read_result(path, {SCHEMA: Result}, "`ekiden bench --json`")
+
+
+def read_either(path: Path) -> Result | Simulated:
+    """The same, measured or simulated."""
+    either: Mapping[str, type[Result | Simulated]] = {SCHEMA: Result, SIMULATED: Simulated}
+    return read_result(path, either, "`ekiden bench --json` or `ekiden sim --json`")

@@ -39,6 +39,9 @@ _EXAMPLES = """examples:
 The workloads are prompts and answers of 256/128 (short-short), 256/1024 (short-long), 8192/128
 (long-short) and 8192/1024 tokens (long-long); mixed draws from all four. docs/bench.md defines
 every figure. EKIDEN_API_KEY is sent where --api-key is not given.
+
+exit codes: 0 every request was answered, 1 some failed (what came is written all the same),
+2 the run cannot be made
 """
 
 
@@ -146,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
         if so_far:
             print(table(so_far[-1]))
             _write(args, so_far[-1])
-    return 0 if all(level.succeeded for level in so_far[-1].levels) else 1
+    return 1 if any(x.errors or not x.succeeded for x in so_far[-1].levels) else 0
 
 
 def _write(args: argparse.Namespace, result: Result) -> None:

@@ -15,19 +15,27 @@ _COMPARE = """examples:
 
 Levels of equal name are compared, request by request of the samples: a figure has changed when the
 confidence interval of the ratio B / A, by a bootstrap of blocks of neighbouring requests, leaves
-out 1. Exit code: 1 when anything became worse.
+out 1. Either may be a result of `ekiden sim --json`; if one is and the other is not, each must have
+one level, whatever its name.
+
+exit codes: 0 nothing became worse, 1 something did, or requests of B failed in a level where none
+of A did, 2 the results cannot be compared
 """
 _MOCK = """examples:
   ekiden bench mock --ttft 50 --itl 10
   ekiden bench mock --slots 4 --port 9000
 
-Its first token comes after --ttft, each further one after --itl more. A token is a word.
+Its first token comes after --ttft, each further one after --itl more. A token is a word. Ended by
+Ctrl-C or SIGTERM it tells how late tokens left: what a client measures beyond that is the client's
+own.
 """
 
 
 def add_compare(verbs: Any) -> None:
     verb = add_command(verbs, "compare", "say what changed beyond noise", _COMPARE)
-    verb.add_argument("before", type=Path, metavar="A.json", help="a result of --json")
+    verb.add_argument(
+        "before", type=Path, metavar="A.json", help="a result of --json, of `ekiden sim` too"
+    )
     verb.add_argument("after", type=Path, metavar="B.json", help="a later one")
     verb.add_argument(
         "--confidence", type=share, default=0.95, metavar="C",
@@ -59,7 +67,7 @@ def _compare(args: argparse.Namespace) -> int:
     from ekiden.bench import result
     from ekiden.bench.compare import compare, lines, write
 
-    found = compare(result.read(args.before), result.read(args.after), confidence=args.confidence)
+    found = compare(*map(result.read_either, (args.before, args.after)), confidence=args.confidence)
     print("\n".join(lines(found)))
     if args.json is not None:
         write(args.json, found)
@@ -69,7 +77,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _mock(args: argparse.Namespace) -> int:
     import asyncio
 
-    from ekiden.bench.mock import MockConfig, serve
+    from ekiden.bench.mock import Lateness, MockConfig, serve
 
     config = MockConfig(
         ttft_s=args.ttft / 1000,
@@ -78,5 +86,7 @@ def _mock(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
     )
-    asyncio.run(serve(config, lambda url: print(f"ready: {url}", flush=True)))
+    late = Lateness()
+    asyncio.run(serve(config, late, lambda url: print(f"ready: {url}", flush=True)))
+    print("\n".join(late.lines()))
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from ekiden.cli import svg
 from ekiden.cli.plan_page import page
 
 if TYPE_CHECKING:
@@ -19,10 +18,8 @@ _HTML = """\
 <style>
   body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 860px; margin: 2em auto; padding: 0 1em;
     color: #222; background: #fff; }}
-  svg {{ width: 100%; height: auto; font-size: 12px; fill: #444; }}
+  svg {{ width: 100%; height: auto; margin: 1em 0; }}
   pre {{ font-size: 13px; line-height: 1.45; overflow-x: auto; background: #f6f6f6; padding: 1em; }}
-  .legend span {{ margin-right: 1.2em; font-size: 14px; white-space: nowrap; }}
-  .legend i {{ display: inline-block; width: .8em; height: .8em; margin-right: .4em; }}
 </style>
 <h1>{title}</h1>
 {pictures}
@@ -41,15 +38,23 @@ def html(decision: Decision, plan: dict[str, Any]) -> str:
 
 def _pictures(decision: Decision) -> list[str]:
     from ekiden.planner.curves import frontier, kv_lines, memory_bars
+    from ekiden.plots.bars import stacked
+    from ekiden.plots.lines import curves
 
     goal = decision.asked.objectives.ttft_p95
     return [
-        "<h2>Requests a second against time to first token</h2>",
-        svg.lines(
-            frontier(decision), "requests/s", "TTFT P95, ms", goal=goal * 1e3 if goal else None
+        curves(
+            "Requests a second against time to first token",
+            "requests/s",
+            "TTFT P95, ms",
+            frontier(decision),
+            goal=goal * 1e3 if goal else None,
         ),
-        "<h2>Memory of a GPU</h2>",
-        svg.bars(memory_bars(decision), "GiB"),
-        "<h2>KV against sequences</h2>",
-        svg.lines(kv_lines(decision), "sequences on a replica", "thousands of tokens"),
+        stacked("Memory of a GPU", "GiB", memory_bars(decision)),
+        curves(
+            "KV against sequences",
+            "sequences on a replica",
+            "thousands of tokens",
+            kv_lines(decision),
+        ),
     ]

@@ -12,6 +12,7 @@ from ekiden.cli.command import add_command
 from ekiden.cli.sim_options import add_simulation, requests, runs, slo, subject
 
 if TYPE_CHECKING:
+    from ekiden.planner.options import Asked as Question
     from ekiden.sim.figures import Figures
 
 _EXAMPLES = """examples:
@@ -45,7 +46,8 @@ def _run(args: argparse.Namespace) -> int:
     from ekiden.sim.figures import figures
     from ekiden.sim.run import simulate
 
-    planned = [(name, one, *requests(args, one)) for name, one in runs(args, subject(args))]
+    asked_for = subject(args)
+    planned = [(name, one, *requests(args, one)) for name, one in runs(args, asked_for)]
     found: list[Figures] = []
     bar = Bar(unit=lambda total: f"{total} requests")
     try:
@@ -54,18 +56,33 @@ def _run(args: argparse.Namespace) -> int:
             found.append(figures(name, outcome, slo(args), left_out=left_out))
     finally:
         bar.close()
-    _tell(args, found)
+    _tell(args, asked_for, found)
     return 0 if all(run.succeeded for run in found) else 1
 
 
-def _tell(args: argparse.Namespace, found: list[Figures]) -> None:
+def _tell(args: argparse.Namespace, asked_for: Question, found: list[Figures]) -> None:
     import msgspec
 
     from ekiden.sim.figures import SCHEMA
     from ekiden.sim.table import table
 
     if args.json:
-        data = msgspec.json.encode({"schema": SCHEMA, "seed": args.seed, "runs": found})
+        about = {
+            "schema": SCHEMA,
+            "model": asked_for.geometry.name,
+            "workload": _workload(args, asked_for),
+            "arrival": "trace" if args.trace else "poisson",
+            "seed": args.seed,
+        }
+        data = msgspec.json.encode({**about, "runs": found})
         sys.stdout.write(msgspec.json.format(data).decode() + "\n")
     else:
         print(table(found))
+
+
+def _workload(args: argparse.Namespace, asked_for: Question) -> str:
+    """In the words of ``ekiden bench``."""
+    if args.trace:
+        return f"{args.trace} at {args.trace_speed:g}"
+    lengths = ", ".join(f"{kind.prompt}/{kind.output}" for kind in asked_for.work.kinds)
+    return f"{asked_for.work.name} ({lengths})"

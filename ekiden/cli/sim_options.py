@@ -86,6 +86,8 @@ def _add_deployment(group: Any) -> None:
         help="of both pools, shared out by --ratio (default: those that it names)")  # fmt: skip
     add("--policy", type=_several(_policy), default=POLICIES[:1], metavar="NAME,...",
         help=f"{', '.join(POLICIES)}: a run for each (default: the gateway's router)")  # fmt: skip
+    add("--gateways", type=at_least(1), default=1, metavar="N",
+        help="that place requests in turn, each by its own knowledge (default: 1)")  # fmt: skip
     add("--block-size", type=at_least(1), default=GRANULE, metavar="N",
         help=f"tokens in a KV block; larger ones take less time (default: {GRANULE})")  # fmt: skip
     add("--num-gpu-blocks-override", type=at_least(0), default=0, metavar="N",
@@ -157,6 +159,7 @@ def runs(args: argparse.Namespace, asked: Question) -> Iterator[tuple[str, Scena
                     prefill_stepper=one,
                     decode_stepper=other,
                     policy=policy,
+                    gateways=args.gateways,
                     block_size=args.block_size,
                     blocks=args.num_gpu_blocks_override,
                     local_prefill_tokens=args.local_prefill_tokens,

@@ -175,9 +175,11 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks_held: int = 0
     kv_blocks_cached: int = 0
     prefill_tokens_per_s: float = 0.0
-    """Measured, exponentially averaged; 0 until the first prefill."""
+    """Measured over about the last 100 steps with prompts; 0 until the first prefill."""
     step_s: float = 0.0
-    """Measured decode step, exponentially averaged; 0 until the first step."""
+    """Measured decode step, the mean of about the last 100; 0 until the first step."""
+    step_rows: float = 0.0
+    """The mean rows of those steps."""
     ttft_s: float = 0.0
     tpot_s: float = 0.0
     stage_idle: tuple[float, ...] = ()

@@ -29,6 +29,23 @@ class Average:
         self._empty = False
 
 
+class Rate:
+    """One sum over another, of the last samples; older ones count less and less. A large sample
+    says more than a small one, and none of the last few decides alone."""
+
+    def __init__(self) -> None:
+        self._over = self._under = 0.0
+
+    def add(self, over: float, under: float) -> None:
+        self._over = KEPT * self._over + over
+        self._under = KEPT * self._under + under
+
+    @property
+    def value(self) -> float:
+        """0 until there is a sample."""
+        return self._over / self._under if self._under > 0 else 0.0
+
+
 class Shares:
     """Parts of a whole, both summed over the last steps; older ones count less and less."""
 
@@ -52,8 +69,9 @@ class Meters:
     """Written by the engine's thread; each figure can be read from any other."""
 
     def __init__(self) -> None:
-        self.prefill_tokens_per_s = Average()
-        self.step_s = Average()
+        self.prefill_tokens_per_s = Rate()
+        self.step_s = Rate()
+        self.step_rows = Rate()
         self.ttft_s = Average()
         self.tpot_s = Average()
         self.busy = Shares()
@@ -87,10 +105,11 @@ class Meters:
     def measured(self, rows: int, tokens: int, seconds: float) -> None:
         """A step of ``rows`` decode rows and ``tokens`` of prompts took ``seconds``."""
         if not tokens:
-            self.step_s.add(seconds)
+            self.step_s.add(seconds, 1)
+            self.step_rows.add(rows, 1)
         # A prompt's short tail in a step full of rows says little about the speed of prefill.
         elif tokens > rows and seconds > 0:
-            self.prefill_tokens_per_s.add(tokens / seconds)
+            self.prefill_tokens_per_s.add(tokens, seconds)
 
 
 def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaStats:
@@ -109,6 +128,7 @@ def replica_stats(queues: Queues, pool: BlockPool, meters: Meters) -> ReplicaSta
         kv_blocks_cached=pool.cached,
         prefill_tokens_per_s=meters.prefill_tokens_per_s.value,
         step_s=meters.step_s.value,
+        step_rows=meters.step_rows.value,
         ttft_s=meters.ttft_s.value,
         tpot_s=meters.tpot_s.value,
         stage_idle=tuple(max(0.0, 1.0 - share) for share in meters.busy.values),

@@ -1,6 +1,6 @@
 """From the records of a run to its figures, by the definitions of ``ekiden bench`` (docs/bench.md).
 
-Fields that a bench result has too bear the same names, so that the two can be laid side by side.
+What a bench result has too is of ``ekiden.measures.run``, so that the two can be compared.
 Durations are milliseconds in fields that end in ``_ms``, seconds in those that end in ``_s``.
 """
 
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ekiden.measures.experts import ExpertLoad
-from ekiden.measures.goodput import Goodput, Slo, goodput
-from ekiden.measures.spread import Spread, ms, rate, spread
+from ekiden.measures.goodput import Slo
+from ekiden.measures.run import Run, Samples, common, in_order, samples
+from ekiden.measures.spread import Spread, ms, rate
 from ekiden.sim.pools import ROLES
 from ekiden.sim.record import Record
 from ekiden.sim.run import Outcome, Span
@@ -41,26 +42,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where ``--expert-skew`` has them hit unevenly."""
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class Figures(Run, frozen=True, kw_only=True):
     """One run."""
 
-    name: str
-    requests: int
     left_out: int
     """Requests of the trace that are longer than a replica takes."""
-    succeeded: int
-    errors: dict[str, int]
-    error_rate: float
-    duration_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
-    ttft_ms: Spread
-    tpot_ms: Spread
-    e2e_ms: Spread
-    goodput: Goodput | None
-    prompt_tokens: Spread
-    output_tokens: Spread
     phases_ms: dict[str, Spread]
     """Parts of E2E: waiting, prefill, and what the second token waits for KV beside decoding."""
     prompt_sources: dict[str, int]
@@ -75,29 +61,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figures:
     """All figures of a run."""
-    rows = outcome.records
+    rows = in_order(outcome.records)
     good = [row for row in rows if row.ok]
-    passed = _duration(rows)
-    output = sum(row.asked.output for row in good)
-    prompt = sum(row.asked.prompt for row in good)
+    prompt = sum(row.prompt_tokens for row in good)
     sources = {source: sum(getattr(row, source) for row in good) for source in SOURCES}
     return Figures(
         name=name,
-        requests=len(rows),
         left_out=left_out,
-        succeeded=len(good),
-        errors=dict(Counter(row.error for row in rows if not row.ok)),
-        error_rate=1 - len(good) / len(rows) if rows else 0.0,
-        duration_s=passed,
-        requests_per_s=rate(len(good), passed),
-        output_tokens_per_s=rate(output, passed),
-        total_tokens_per_s=rate(output + prompt, passed),
-        ttft_ms=ms(row.ttft_s for row in good),
-        tpot_ms=ms(row.tpot_s for row in good if row.tpot_s is not None),
-        e2e_ms=ms(row.e2e_s for row in good),
-        goodput=goodput(rows, slo, passed),
-        prompt_tokens=spread(row.asked.prompt for row in good),
-        output_tokens=spread(row.asked.output for row in good),
+        samples=Samples(**samples(rows)),
         phases_ms=_phases(good),
         prompt_sources=sources,
         cache_hit_share=(sources["decode_cache"] + sources["prefill_cache"]) / (prompt or 1),
@@ -106,6 +77,7 @@ def figures(name: str, outcome: Outcome, slo: Slo, *, left_out: int = 0) -> Figu
         killed=outcome.killed,
         moved_bytes=sum(row.moved_bytes for row in rows),
         pools=[_pool(role, outcome) for role in ROLES if _spans(role, outcome)],
+        **common(rows, slo),
     )
 
 
@@ -147,9 +119,3 @@ def _imbalance(role: str, outcome: Outcome) -> float:
             tokens[replica] += row.asked.prompt if role == "prefill" else row.asked.output
     mean = tokens.total() / len(tokens)
     return max(tokens.values()) / mean if mean else 1.0
-
-
-def _duration(rows: Sequence[Record]) -> float:
-    """From the first request that was due to the last that ended."""
-    ends = [row.ended_s for row in rows if row.ended_s is not None]
-    return max(ends) - min(row.asked.due_s for row in rows) if ends else 0.0

@@ -1,8 +1,8 @@
-"""The gateway: places each request, tries another replica where one fails, keeps the account."""
+"""The gateways: place each request, try another replica where one fails, keep the account."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ekiden.registry.record import ReplicaRecord
 from ekiden.sim.asked import Asked
@@ -27,7 +27,7 @@ class Front:
         loop: Loop,
         prompts: Prompts,
         registry: Registry,
-        placer: Placer,
+        placers: Sequence[Placer],
         lives: Mapping[Life, Replica],
         *,
         link_rate: Callable[[Replica, Replica], float],
@@ -35,8 +35,9 @@ class Front:
         request_s: float,
         timeout_s: float,
     ) -> None:
-        """``lives``: the replicas that can be reached. ``link_rate``: bytes/s between two."""
-        self.loop, self.prompts, self.registry, self.placer = loop, prompts, registry, placer
+        """``placers``: of each gateway; requests come to them in turn. ``lives``: the replicas that
+        can be reached. ``link_rate``: bytes/s between two."""
+        self.loop, self.prompts, self.registry, self.placers = loop, prompts, registry, placers
         self.rate_between = link_rate
         self.local_prefill_tokens = local_prefill_tokens
         self.request_s, self.timeout_s = request_s, timeout_s
@@ -71,6 +72,7 @@ class Flight:
         self.front = front
         self.record = Record(asked=asked)
         self.prompt: Prompt = front.prompts.of(asked)
+        self.placer = front.placers[asked.number % len(front.placers)]
         self.placed: Placed
         self._granules = self.prompt.granules
         self._without: set[Life] = set()
@@ -92,7 +94,7 @@ class Flight:
             return
         asked = self.record.asked
         ask = Ask(prompt=asked.prompt, max_output=asked.output)
-        self.placed = front.placer.place(ready, list(known.prefill.values()), self._granules, ask)
+        self.placed = self.placer.place(ready, list(known.prefill.values()), self._granules, ask)
         self.record.predicted_cached = self.placed.predicted_cached
         decode = front.decode(self.placed.decode.life)
         self.record.decode_replica = decode.name
@@ -102,14 +104,12 @@ class Flight:
     def first_token(self) -> None:
         """It is on its way to the client; prefill is done with the request."""
         self.record.first_s = self.front.loop.now() + MESSAGE_S
-        self.front.placer.first_token(self.placed)
+        self.placer.first_token(self.placed)
 
     def ended(self) -> None:
         """Its last token is on its way."""
         if not self._over:
-            self.front.placer.finish(
-                self.placed, worked=True, prefilled_on=self.record.prefill_replica
-            )
+            self.placer.finish(self.placed, worked=True, prefilled_on=self.record.prefill_replica)
             self._end()
 
     def failed(self, *, certain: bool) -> None:
@@ -118,8 +118,8 @@ class Flight:
         if self._over:
             return
         life = self.placed.decode.life
-        self.front.placer.failed(life, certain=certain)
-        self.front.placer.finish(self.placed, worked=False)
+        self.placer.failed(life, certain=certain)
+        self.placer.finish(self.placed, worked=False)
         self._without.add(life)
         if self.record.first_s is not None or len(self._without) >= MAX_ATTEMPTS:
             self._end(DISCONNECTED)
@@ -132,7 +132,7 @@ class Flight:
             return
         if self._visit is not None:
             self._visit.leave()
-            self.front.placer.finish(self.placed, worked=False)
+            self.placer.finish(self.placed, worked=False)
         self._end(TIMEOUT)
 
     def _end(self, error: str = "") -> None:

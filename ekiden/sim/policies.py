@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.placing import Placer
-from gateway.routing import Ask, Candidate
+from gateway.routing import Ask, Candidate, requests_at
 
 
 class RoundRobin(Placer):
@@ -33,9 +33,7 @@ class LeastRequests(Placer):
         return min(decode, key=self._load), sorted(prefill, key=self._load)
 
     def _load(self, one: Candidate) -> tuple[bool, int, float]:
-        stats = one.stats
-        count = stats.running + stats.waiting + one.booked.requests
-        return one.suspect, count, self._rng.random()
+        return one.suspect, requests_at(one), self._rng.random()
 
 
 ROUTER = "router"

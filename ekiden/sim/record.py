@@ -36,6 +36,28 @@ class Record(msgspec.Struct, kw_only=True):
     fallbacks: list[str] = []
 
     @property
+    def index(self) -> int:
+        return self.asked.number
+
+    @property
+    def scheduled_s(self) -> float:
+        return self.asked.due_s
+
+    @property
+    def sent_s(self) -> float:
+        """Nothing holds a request back."""
+        return self.asked.due_s
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of an answer that came, as ``output_tokens``."""
+        return self.asked.prompt if self.ok else 0
+
+    @property
+    def output_tokens(self) -> int:
+        return self.asked.output if self.ok else 0
+
+    @property
     def ok(self) -> bool:
         return self.ended_s is not None and self.error == OK
 

@@ -16,6 +16,7 @@ from ekiden.core.types import ReplicaStats
 from ekiden.registry.record import READY, TTL_S, ReplicaRecord
 from ekiden.sim.loop import Loop
 from ekiden.sim.replica import Replica
+from gateway.routing import Told
 
 Life = tuple[str, int]
 
@@ -39,7 +40,7 @@ class Members:
 
 
 class Registry:
-    """Written by replicas, read by one gateway."""
+    """Written by replicas, read by the gateways, at the same moments."""
 
     def __init__(self, loop: Loop, rng: random.Random, renew_s: float, poll_s: float) -> None:
         self.known = Members()
@@ -52,11 +53,11 @@ class Registry:
         self._changed: dict[Life, ReplicaRecord | None] = {}
         self._read_at: dict[Life, float] = {}
         self._polling = False
-        self._listener: Callable[[set[Life]], None] = lambda lives: None
+        self._listeners: list[Callable[[set[Life]], None]] = []
 
     def on_change(self, listener: Callable[[set[Life]], None]) -> None:
         """Call ``listener`` with the lives that are known whenever one is new or gone."""
-        self._listener = listener
+        self._listeners.append(listener)
 
     def add(self, replica: Replica, block_size: int, *, known: bool = False) -> None:
         """Register a life; ``known``: the gateway has read of it already."""
@@ -107,9 +108,10 @@ class Registry:
         self._written.pop(life, None)
         self._note(life, None)
 
-    def figures_since(self, record: ReplicaRecord) -> float:
-        """The moment from which on a booking may be missing in a record's figures."""
-        return self._read_at[record.life] - self._poll_s
+    def told(self, record: ReplicaRecord) -> Told:
+        """Between which moments a record's figures were made, as far as the gateway knows."""
+        read_at = self._read_at[record.life]
+        return Told(read_at - self._poll_s, read_at)
 
     def _write(self, replica: Replica, life: Life) -> None:
         self._due.discard(life)
@@ -133,7 +135,8 @@ class Registry:
         self._polling = False
         changed, self._changed = self._changed, {}
         if sum(self._take(life, record) for life, record in changed.items()):
-            self._listener(self.known.lives())
+            for listener in self._listeners:
+                listener(self.known.lives())
 
     def _take(self, life: Life, record: ReplicaRecord | None) -> bool:
         """Whether it is new, or gone."""

@@ -89,18 +89,22 @@ class World:
         registry = Registry(self.loop, chance[1], scenario.renew_s, scenario.poll_s)
         self._experts = uneven(scenario.steppers, scenario.expert_skew, scenario.seed, asked)
         self.pools = Pools(scenario, self.loop, prompts, registry, chance[2], self._experts)
-        placer = POLICIES[scenario.policy](
-            self.loop,
-            chance[0],
-            figures_since=registry.figures_since,
-            granule=scenario.block_size,
-        )
-        registry.on_change(placer.keep_only)
+        placers = [
+            POLICIES[scenario.policy](
+                self.loop,
+                random.Random(chance[0].random()),
+                told=registry.told,
+                granule=scenario.block_size,
+            )
+            for _ in range(scenario.gateways)
+        ]
+        for placer in placers:
+            registry.on_change(placer.keep_only)
         self.front = Front(
             self.loop,
             prompts,
             registry,
-            placer,
+            placers,
             self.pools.lives,
             link_rate=link_rate(scenario),
             local_prefill_tokens=scenario.local_prefill_tokens,

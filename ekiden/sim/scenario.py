@@ -44,6 +44,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     prefill_stepper: Stepper
     decode_stepper: Stepper
     policy: str = ROUTER
+    gateways: int = 1
+    """Requests come to them in turn; each knows its own bookings only."""
     block_size: int = GRANULE
     blocks: int = 0
     """Of each replica's pool; 0: as the planner sums up its memory."""
@@ -72,6 +74,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.prefill} prefill and {self.decode} decode replicas serve nobody: choose 0 "
                 "or more of prefill and 1 or more of decode"
             )
+        if self.gateways < 1:
+            raise SetupError(f"{self.gateways} gateways place nothing: choose 1 or more")
         if self.policy not in POLICIES:
             raise SetupError(
                 f"policy {self.policy!r} is not known: choose one of {', '.join(POLICIES)}"

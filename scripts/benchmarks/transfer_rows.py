@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import chart
-from benchmarks.results import COLUMNS, Row, row
+from benchmarks.results import COLUMNS, Row, figure, row
 from benchmarks.rounds import medians
+from ekiden.plots.bars import bars
 
 MEMCPY, SOCKETS, NIXL, UNTUNED = "memcpy", "TCP sockets", "NIXL READ", "UCX untuned"
 SHM, UCX, TCP = "shm", "ucx", "tcp"
@@ -71,4 +72,5 @@ def draw(path: Path, measured: Mapping[int, Rates]) -> None:
         if any(name in rates for rates in by_tokens.values())
     }
     groups = [f"{tokens:,} tokens" for tokens in by_tokens]
-    chart.bars(path, "KV moved between two processes", "GB/s", groups, series)
+    title = "KV moved between two processes"
+    chart.write(path, bars(title, "GB/s", groups, series, show=figure))

@@ -1,12 +1,11 @@
 """``ekiden bench`` as it is typed, against a mock of ours in this process."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from on_a_thread import on_a_thread
 from ports import free_port
 
 from ekiden.bench import asking, sweep
@@ -24,23 +23,9 @@ from ekiden.measures.goodput import Slo
 
 @pytest.fixture(scope="module")
 def mock() -> Iterator[str]:
-    """The URL of a mock without waits, on a loop of its own."""
-    found: list[str] = []
-    loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
-
-    async def serve() -> None:
-        async with serving(MockConfig(ttft_s=0.0, itl_s=0.0)) as url:
-            found.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    assert ready.wait(20)
-    yield found[0]
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(20)
-    loop.close()
+    """The URL of a mock without waits."""
+    with on_a_thread(lambda: serving(MockConfig(ttft_s=0.0, itl_s=0.0))) as url:
+        yield url
 
 
 def test_a_sweep_writes_its_result_in_every_form(

@@ -106,10 +106,30 @@ def test_the_longer_requests_hang_together_the_wider_the_interval():
     assert 4.7 < widths[0] / widths[1] < 9
 
 
-def test_of_few_answers_nothing_is_said():
+def test_of_few_requests_nothing_is_said():
     found = compare(run(1, count=20), run(1, count=20, slower=9))
     assert found.changes == []
+    assert "fewer than 50 requests" in found.notes[0]
+    assert not found.worse
+
+
+def test_of_few_answers_only_that_they_are_few():
+    found = compare(run(1, count=60), run(1, count=60, fail=12, slower=9))
+    assert verdicts(found) == {"answers that came": "worse"}
     assert "fewer than 50 answers" in found.notes[0]
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_failures_where_there_were_none_are_worse_whatever_chance_may_do(count: int):
+    rows = [_row(i, 1.0, 0) for i in range(count)]
+    lost = [record(i, scheduled_s=float(i), error="connect") for i in range(count // 2)]
+    good, bad = result_of(level_of(rows)), result_of(level_of([*lost, *rows[count // 2 :]]))
+    found = compare(good, bad)
+    assert found.worse
+    assert found.failed == ["rate 1"]
+    assert f"{count // 2} of {count} requests of B failed, and none of A" in found.notes[-1]
+    for other in (compare(bad, good), compare(bad, bad)):
+        assert not other.worse
 
 
 def test_what_else_differs_is_told_first():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import pytest
 from sim_worlds import moments, requests, run, scenario
@@ -15,6 +18,8 @@ from ekiden.sim.run import World
 from ekiden.sim.scenario import Autoscale, Kill, Scenario
 from gateway import placing
 from gateway.routing import Scored
+
+SEEDS = 3
 
 
 def told(world_of: Scenario, asked: list[Asked]) -> Figures:
@@ -88,10 +93,54 @@ def test_counting_requests_is_worse_where_prompts_are_unequal() -> None:
     assert ours.ttft_ms.p95 < counted.ttft_ms.p95
 
 
-def test_figures_that_are_old_make_routing_worse() -> None:
-    asked = skewed(300, every_s=0.025)
-    fresh, stale = (told(scenario(0, 4, renew_s=s), asked) for s in (0.1, 30.0))
-    assert fresh.ttft_ms.p95 < 0.8 * stale.ttft_ms.p95
+@cache
+def p95(policy: str, asked: Callable[[int], list[Asked]], **world: Any) -> float:
+    """TTFT in ms, the mean of some seeds."""
+    found = (told(scenario(policy=policy, seed=s, **world), asked(s)) for s in range(SEEDS))
+    return sum(run.ttft_ms.p95 for run in found) / SEEDS
+
+
+def equal(seed: int) -> list[Asked]:
+    """Half of what eight replicas can prefill."""
+    return drawn(workload("rag"), 16.0, 120, random.Random(seed))
+
+
+def unequal(seed: int) -> list[Asked]:
+    """One prompt in ten is thirty times as long; seven tenths of what four replicas can prefill."""
+    rng, due, found = random.Random(seed), 0.0, []
+    for number in range(240):
+        due += rng.expovariate(60)
+        prompt = 12_000 if rng.random() < 0.1 else 400
+        found.append(Asked(number=number, due_s=due, prompt=prompt, output=40))
+    return found
+
+
+AGES = pytest.mark.parametrize("renew_s", [1.0, 30.0], ids=["as they are", "half a minute old"])
+"""Of figures: one gateway knows its own requests, and needs no figures for them."""
+
+
+@AGES
+def test_of_equal_requests_the_router_is_no_worse_than_round_robin(renew_s: float) -> None:
+    ours = p95("router", equal, prefill=0, decode=8, renew_s=renew_s)
+    assert ours <= 1.05 * p95("round-robin", equal, prefill=0, decode=8)
+
+
+@AGES
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 4), (4, 4)])
+def test_of_unequal_requests_the_router_is_far_better(
+    prefill: int, decode: int, renew_s: float
+) -> None:
+    ours = p95("router", unequal, prefill=prefill, decode=decode, renew_s=renew_s)
+    assert ours < 0.7 * p95("round-robin", unequal, prefill=prefill, decode=decode)
+
+
+@pytest.mark.parametrize("asked", [equal, unequal])
+def test_several_gateways_do_not_all_choose_the_same_replica(
+    asked: Callable[[int], list[Asked]],
+) -> None:
+    """All see the same figures for the same second."""
+    world = {"prefill": 0, "decode": 8 if asked is equal else 4, "gateways": 4}
+    assert p95("router", asked, **world) < p95("round-robin", asked, **world)
 
 
 def test_a_router_that_is_broken_shows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 TICKS = 5
+_ROUND = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
 
 class Axis(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +39,12 @@ def from_zero(values: Iterable[float], start: float, end: float, *, whole: bool 
     return Axis(low=0.0, high=ticks[-1], start=start, end=end, ticks=ticks)
 
 
-def through(values: Iterable[float], start: float, end: float) -> Axis:
-    """A tick at each value, by ratio where the largest is 8 times the smallest or more; with room
-    at both ends."""
+def through(values: Iterable[float], start: float, end: float, *, log: bool | None = None) -> Axis:
+    """A tick at each value, with room at both ends. ``log``: by ratio; by default where the largest
+    is 8 times the smallest or more. By ratio all values are above 0."""
     found = sorted(set(values))
-    log = found[0] > 0 and found[-1] >= 8 * found[0]
+    if log is None:
+        log = found[0] > 0 and found[-1] >= 8 * found[0]
     room = 0.04 * (end - start)
     return Axis(
         low=found[0],
@@ -64,4 +66,4 @@ def by_decades(low: float, high: float, start: float, end: float) -> Axis:
 
 def _round_up(value: float) -> float:
     unit = 10.0 ** math.floor(math.log10(value))
-    return next(unit * m for m in (1, 2, 2.5, 4, 5, 8, 10) if unit * m >= value * (1 - 1e-9))
+    return next(unit * m for m in _ROUND if unit * m >= value * (1 - 1e-9))
