@@ -70,3 +70,23 @@ def test_the_gateway_shows_a_replicas_requests_and_the_share_of_its_blocks_that_
     assert 'ekiden_kv_used_ratio{replica="d-2"}' not in text
     fleet.replicas = list
     assert "d-1" not in metrics.render(fleet).decode()
+
+
+def test_a_long_prefill_step_says_more_of_the_speed_than_many_short_ones() -> None:
+    meters = Meters()
+    for _ in range(5):
+        meters.measured(0, 16, 0.01)
+        meters.measured(0, 2048, 0.06)
+    speed = replica_stats(Queues(), BlockPool(4), meters).prefill_tokens_per_s
+    assert 0.95 < speed / (5 * 2064 / 0.35) < 1.05
+
+
+def test_the_rows_that_are_told_are_those_of_the_steps_that_were_measured() -> None:
+    """So that the router can tell a slow machine from a full one."""
+    meters = Meters()
+    for rows in (8, 8, 2, 2):
+        meters.measured(rows, 0, 0.001 * rows)
+    meters.measured(3, 500, 9.0)
+    found = replica_stats(Queues(), BlockPool(4), meters)
+    assert 4.8 < found.step_rows < 5.2
+    assert abs(found.step_s / found.step_rows - 0.001) < 1e-9
