@@ -12,6 +12,7 @@ from ekiden.doctor.evidence import Experts, Situation
 from ekiden.doctor.results import read
 from ekiden.doctor.simulated import experts
 from ekiden.measures.experts import Balancedness, ExpertLoad, balancedness
+from ekiden.measures.run import Samples
 from ekiden.measures.spread import Spread
 from ekiden.sim.figures import SCHEMA, Figures, Pool
 
@@ -19,6 +20,10 @@ MS = Spread(count=40, mean=50.0, p50=40.0, p95=60.0, p99=70.0)
 EVEN = Balancedness(p50=0.9, p95=0.8, worst=0.7)
 LOAD = ExpertLoad(
     steps=300, tokens=[[10, 30], [20, 20]], balancedness=EVEN, dispatch_share=0.25
+)  # fmt: skip
+NONE = Samples(
+    index=[], scheduled_s=[], ttft_ms=[], tpot_ms=[], e2e_ms=[], prompt_tokens=[],
+    output_tokens=[], error=[],
 )  # fmt: skip
 
 
@@ -34,7 +39,7 @@ def told(path: Path, **more: Any) -> Situation:
         "prompt_tokens": Spread(mean=100.0), "output_tokens": Spread(mean=10.0),
         "phases_ms": {"queue": Spread(mean=12.0)}, "prompt_sources": {"local_computed": 3000},
         "cache_hit_share": 0.0, "fallbacks": {"prefill_retry": 1}, "preemptions": 2, "killed": 0,
-        "moved_bytes": 0,
+        "moved_bytes": 0, "samples": NONE,
         "pools": [Pool(role="prefill", **pool), Pool(role="decode", **pool, experts=LOAD)],
     }  # fmt: skip
     run = Figures(**(given | more))
