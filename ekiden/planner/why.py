@@ -157,9 +157,11 @@ def _format(decision: Decision) -> str:
     chosen, own = decision.chosen, decision.asked.own
     if chosen.form == own or not chosen.works:
         return ""
+    ours = [option for option in decision.lost if option.form == own]
+    lacks = "fits" if all(option.refused for option in ours) else "meets the objectives"
     return (
-        f"In {own.name} no layout meets the objectives on these GPUs; with {chosen.form.name} "
-        "weights this one does. Compare its answers with the wider model's before you rely on it."
+        f"In {own.name} no layout {lacks} on these GPUs; with {chosen.form.name} weights this one "
+        "does. Compare its answers with the wider model's before you rely on it."
     )
 
 

@@ -127,7 +127,7 @@ def test_r34_quantising_into_one_host_is_compared():
     assert "Smaller weights are worth a look" in said(decision)
     alone = plan("Llama-3.1-405B", "H100", 8)
     assert alone.chosen.form.name == "fp8"
-    assert "In bf16 no layout meets the objectives" in said(alone)
+    assert "In bf16 no layout fits" in said(alone)
 
 
 @pytest.mark.parametrize("hosts", [2, 8])
@@ -357,6 +357,15 @@ def test_what_more_patience_would_bring_is_told_where_one_prompt_takes_much_of_t
 
 
 PATIENT = Objectives(ttft_p95=6.0, tpot_p95=0.1)
+
+
+def test_a_smaller_format_is_told_from_one_that_fits_and_one_that_is_quick_enough():
+    assert "In bf16 no layout fits on these GPUs; with int8" in said(
+        plan("Qwen2.5-32B", "A6000", 1)
+    )
+    quick = Objectives(tpot_p95=0.02)
+    slow = plan("Llama-3.1-8B", "A6000", 1, objectives=quick)
+    assert "In bf16 no layout meets the objectives on these GPUs; with" in said(slow)
 
 
 def test_an_assumed_ttft_that_one_prompt_fills_is_eased_and_said():
