@@ -76,7 +76,7 @@ def _two_pools(args: argparse.Namespace) -> int:
     import msgspec
 
     from ekiden.bench.beside import measure
-    from ekiden.cli.plan_options import told_by
+    from ekiden.cli.plan_question import told_by
     from ekiden.core.errors import SetupError
     from ekiden.planner.calibration import check
 
@@ -120,7 +120,7 @@ def _one_replica(args: argparse.Namespace) -> int:
     import msgspec
 
     from ekiden.bench.calibrate import looks, measure
-    from ekiden.cli.plan_options import told_by
+    from ekiden.cli.plan_question import told_by
     from ekiden.planner.fitting import fit, start
 
     believed = told_by(args.calibration)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.bar import Bar
 from ekiden.cli.command import add_command
-from ekiden.cli.plan_options import add_question, question
+from ekiden.cli.plan_options import add_question
+from ekiden.cli.plan_question import question
 
 if TYPE_CHECKING:
     from ekiden.planner.decision import Decision

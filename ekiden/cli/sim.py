@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ekiden.cli.bar import Bar
 from ekiden.cli.command import add_command
-from ekiden.cli.sim_options import add_simulation, requests, runs, slo, subject
+from ekiden.cli.sim_options import add_simulation
+from ekiden.cli.sim_question import requests, runs, slo, subject
 
 if TYPE_CHECKING:
     from ekiden.planner.options import Asked as Question
