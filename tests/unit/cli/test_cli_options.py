@@ -150,7 +150,7 @@ def test_a_shared_folder_that_is_not_there_is_refused_before_the_model_is_looked
     command: tuple[str, ...], tmp_path: Path, capsys: Any
 ):
     gone = str(tmp_path / "nowhere")
-    assert main([*command, str(tmp_path / "model"), "--kv-shm-dir", gone]) == 2
+    assert main([*command, str(tmp_path / "model"), "--port", "0", "--kv-shm-dir", gone]) == 2
     assert f"--kv-shm-dir {gone} is not a folder: make it first, or mount it" in (
         capsys.readouterr().err
     )
@@ -226,7 +226,14 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(
         (["serve", "decode", "--model", "{dir}", "--block-size", "24"], "multiple of the granule"),
         (["up", "{dir}", "--port", "0", "--threads-per-rank", "1025"], "choose 1 to 1024, or 0"),
         (
-            ["up", "{dir}", "--speculative-config", '{{"num_speculative_tokens": 99}}'],
+            [
+                "up",
+                "{dir}",
+                "--port",
+                "0",
+                "--speculative-config",
+                '{{"num_speculative_tokens": 99}}',
+            ],
             "num_speculative_tokens is 99: use 0 to 64",
         ),
         (["serve", "gateway", "--model", "{dir}"], "--redis URL"),
