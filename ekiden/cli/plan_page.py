@@ -158,7 +158,7 @@ def _latency(plan: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"  {what.upper():<6} {cells}" + (f"   wanted: {', '.join(goals)}" if goals else "")
     if decodes:
-        sequences = f"{latency['running']:.0f} of at most {latency['most']:.0f}"
+        sequences = f"{max(1.0, latency['running']):.0f} of at most {latency['most']:.0f}"
         yield _parts(f"a decode step, {sequences} sequences", latency["decode"])
     yield _parts("a mean prompt, alone", latency["prefill"])
     if not decodes:

@@ -213,9 +213,10 @@ def measure_first(decision: Decision) -> list[str]:
     """What to look at on the real machines before the plan is believed."""
     chosen, asked = decision.chosen, decision.asked
     step, prompt = chosen.latency.decode.total * 1e3, chosen.latency.prefill.total * 1e3
-    sequences, tokens = chosen.latency.running, asked.work.prompt
+    sequences, tokens = max(1, round(chosen.latency.running)), asked.work.prompt
+    some = "1 sequence" if sequences == 1 else f"{sequences} sequences"
     found = [
-        f"a decode step of {sequences:.0f} sequences: {step:.1f} ms are foretold",
+        f"a decode step of {some}: {step:.1f} ms are foretold",
         f"a prompt of {tokens:.0f} tokens alone: {prompt:.0f} ms are foretold",
     ][0 if asked.work.decodes else 1 :]
     if max(layout.tp for layout in chosen.layouts) > 1:

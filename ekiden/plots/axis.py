@@ -57,11 +57,22 @@ def through(values: Iterable[float], start: float, end: float, *, log: bool | No
 
 
 def by_decades(low: float, high: float, start: float, end: float) -> Axis:
-    """By ratio, with ticks at 1, 2 and 5 of each decade; ``low`` is above 0."""
+    """By ratio, with ticks at 1, 2 and 5 of each decade, or at round steps where fewer than two of
+    those lie between; ``low`` is above 0."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     ticks = (m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5))
     inside = tuple(tick for tick in ticks if low <= tick <= high)
+    if len(inside) < 2:
+        inside = _steps(low, high)
     return Axis(low=low, high=high, start=start, end=end, log=True, ticks=inside)
+
+
+def _steps(low: float, high: float) -> tuple[float, ...]:
+    """Multiples of a round number between two values, or the value where they are one."""
+    if high <= low:
+        return (low,)
+    step = _round_up((high - low) / TICKS)
+    return tuple(step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1))
 
 
 def _round_up(value: float) -> float:

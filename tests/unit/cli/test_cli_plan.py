@@ -469,3 +469,9 @@ def test_r26_70b_in_8_bits_is_not_put_on_one_card_though_some_kv_would_be_left(p
     one = {"replicas": 0, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
     (eight,) = [o for o in plan["lost"] if o["weights"] == "fp8" and o["pools"] == [one]]
     assert "7712 tokens, and less than 5% of a card" in eight["refused"]
+
+
+def test_a_step_that_is_nearly_always_alone_is_of_one_sequence(printed):
+    page = printed("Llama-3.1-8B", "--gpu", "H100", "--rate", "0.01")
+    assert "a decode step, 1 of at most" in page
+    assert "a decode step of 1 sequence: " in page

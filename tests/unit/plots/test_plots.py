@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from ekiden.plots import canvas
+from ekiden.plots.axis import by_decades
 from ekiden.plots.bars import bars, stacked
 from ekiden.plots.lines import curves, densities, lines, timeline
 
@@ -78,6 +79,19 @@ def test_a_linear_axis_can_be_asked_for_whatever_the_values():
     root = ET.fromstring(lines("t", "x", "y", {"a": [(1, 1.0), (50, 1.0), (99, 1.0)]}, log=False))
     (x1, _), (x2, _), (x3, _) = points(root)[0]
     assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (4.0, 25.0, [5, 10, 20]),
+        (36.0, 43.1, [36, 37.5, 39, 40.5, 42]),
+        (8.01, 8.19, [8.04, 8.08, 8.12, 8.16]),
+        (7.0, 7.0, [7]),
+    ],
+)
+def test_a_narrow_axis_of_ratios_has_a_scale_too(low: float, high: float, ticks: list[float]):
+    assert by_decades(low, high, 0, 100).ticks == pytest.approx(ticks)
 
 
 def test_bars_are_as_high_as_their_values_and_say_them():
