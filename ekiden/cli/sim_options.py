@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 POLICIES = ("router", "round-robin", "least-requests")
 REQUESTS = 1000
+MOST_REPLICAS = 100_000
+"""That many take 16 s and 0.6 GB before a request comes."""
 _UNASKED = {
     "smaller_weights": "none",
     "concurrency": 1,
@@ -228,6 +230,10 @@ def _shared_out(ratio: tuple[int, int], replicas: int | None) -> tuple[int, int]
     """Prefill and decode replicas, at least one of each where the ratio has both."""
     from ekiden.core.errors import SetupError
 
+    if (count := sum(ratio) if replicas is None else replicas) > MOST_REPLICAS:
+        raise SetupError(
+            f"{count:,} replicas are more than are simulated: choose up to {MOST_REPLICAS:,}"
+        )
     if replicas is None:
         return ratio
     if ratio[0] and replicas < 2:

@@ -342,6 +342,11 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(capsys, tmp_path: Path)
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_report_that_cannot_be_written_is_named_itself(capsys, tmp_path: Path):
+    assert main(["plan", *EIGHT, "--html", str(tmp_path)]) == 2
+    assert f"{tmp_path} cannot be written" in capsys.readouterr().err
+
+
 def test_a_checkpoint_at_hand_is_held_against_the_count(printed, tmp_path: Path):
     model = write_tiny_model(tmp_path / "tiny")
     sure = json.loads(printed(str(model), "--gpu", "l4", "--json", "--weights", "fp32"))[
