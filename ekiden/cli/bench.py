@@ -23,6 +23,7 @@ from ekiden.cli.chat import DEFAULT_URL
 from ekiden.cli.command import add_command
 from ekiden.cli.options import at_least, seconds
 from ekiden.cli.slo import SLO_HELP, slo_of
+from ekiden.core.errors import SetupError
 
 if TYPE_CHECKING:
     from ekiden.bench.result import Result
@@ -153,17 +154,29 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, result: Result) -> None:
+    """Each file that was asked for, whatever becomes of the others.
+
+    Raises:
+        SetupError: some cannot be written; names them.
+    """
     from ekiden.bench import csv, html
     from ekiden.bench import result as results
 
+    lost = []
     for path, write in (
         (args.json, results.write),
         (args.csv, csv.write),
         (args.html, html.write),
     ):
         if path is not None:
-            write(path, result)
-            print(f"written: {path}", file=sys.stderr)
+            try:
+                write(path, result)
+            except OSError as error:
+                lost.append(f"{path} cannot be written: {error.strerror}")
+            else:
+                print(f"written: {path}", file=sys.stderr)
+    if lost:
+        raise SetupError("; ".join(lost))
 
 
 def _several(parse: Callable[[str], float]) -> Callable[[str], tuple[float, ...]]:

@@ -31,7 +31,10 @@ def _head(found: Diagnosis) -> str:
 
 def _looked(situation: Situation) -> str:
     answers = situation.answers
-    return situation.name + (f": {answers.count} answers" if answers else "")
+    if answers is None:
+        return situation.name
+    failed = f", {answers.failed} failed" if answers.failed else ""
+    return f"{situation.name}: {answers.count} answers{failed}"
 
 
 def _finding(found: Finding) -> str:

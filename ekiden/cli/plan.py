@@ -68,13 +68,14 @@ def _plan(args: argparse.Namespace) -> int:
     from ekiden.cli.plan_html import html
     from ekiden.cli.plan_page import page
     from ekiden.cli.plan_simulate import section
+    from ekiden.models.catalogue import CATALOGUE
     from ekiden.models.registry import MODELS
     from ekiden.planner.catalogue import servable
     from ekiden.planner.decision import decide
     from ekiden.planner.report import report
 
     decision = decide(question(args))
-    model = servable(args.model)
+    model = args.model if args.model in CATALOGUE else servable(args.model)
     plan = report(decision, model, MODELS)
     text = page(plan)
     if args.simulate:

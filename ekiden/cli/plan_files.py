@@ -54,12 +54,14 @@ def write(directory: Path, texts: Mapping[str, str]) -> None:
     Raises:
         SetupError: the folder or a file cannot be written.
     """
+    path = directory
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8")
+            path = directory / name
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SetupError(f"{directory} cannot be written: {error.strerror}") from None
+        raise SetupError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def deployment(decision: Decision, model: str, directory: Path) -> dict[str, str]:

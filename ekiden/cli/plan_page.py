@@ -189,6 +189,10 @@ def _cost(plan: dict[str, Any]) -> Iterator[str]:
     served = "asked for" if asked_for and plan["met"] else "the most within the objectives"
     written = f"{cost['output_tokens_per_s']:,.0f} tokens/s written"
     yield f"  {_figure(chosen['rate'])} requests/s ({served}), {written}"
+    if room := plan["headroom"]:
+        told = [f"TTFT P95 {_time(room['ttft_p95'])}"]
+        told += [f"TPOT P95 {_time(room['tpot_p95'])}"] if room["tpot_p95"] else []
+        yield f"  at {_figure(room['rate'])}, which leaves a tenth as headroom: {', '.join(told)}"
     line = f"  {chosen['gpus']} GPU-hour{'s' * (chosen['gpus'] != 1)} an hour"
     if cost["gpu_hours_per_million_tokens"] is not None:
         line += f", {cost['gpu_hours_per_million_tokens']:.3g} for a million tokens written"

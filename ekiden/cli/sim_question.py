@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ekiden.sim.scenario import Autoscale, Scenario
 
 
+MOST_REPLICAS = 100_000
+"""That many take 16 s and 0.6 GB before a request comes."""
+
+
 def subject(args: argparse.Namespace) -> Question:
     """The model, the devices and the limits. Raises SetupError as a plan's question does, and where
     the workload is not stated.
@@ -132,6 +136,10 @@ def _shared_out(ratio: tuple[int, int], replicas: int | None) -> tuple[int, int]
     """Prefill and decode replicas, at least one of each where the ratio has both."""
     from ekiden.core.errors import SetupError
 
+    if (count := sum(ratio) if replicas is None else replicas) > MOST_REPLICAS:
+        raise SetupError(
+            f"{count:,} replicas are more than are simulated: choose up to {MOST_REPLICAS:,}"
+        )
     if replicas is None:
         return ratio
     if ratio[0] and replicas < 2:

@@ -114,15 +114,14 @@ def show(title: str, view: View, *, live: bool) -> None:
     columns, lines = shutil.get_terminal_size() if sys.stdout.isatty() else (1000, 0)
     text = f"{title}\n{screen(view, columns)}\n"
     if live and sys.stdout.isatty():
-        text = _HOME + _cut(text, lines).replace("\n", f"{_LINE}\n") + _REST
+        text = _HOME + _cut(text, columns, lines).replace("\n", f"{_LINE}\n") + _REST
     print(text, end="" if live else "\n", flush=True)
 
 
-def _cut(text: str, lines: int) -> str:
-    """No more than a terminal of ``lines`` shows: what scrolls cannot be drawn over."""
+def _cut(text: str, columns: int, lines: int) -> str:
+    """No more than a terminal of that size shows: what scrolls cannot be drawn over."""
     found = text.splitlines()
-    if len(found) < lines:
-        return text
-    kept = max(1, lines - 2)
-    hidden = len(found) - kept
-    return "\n".join([*found[:kept], f"... {hidden} more lines: --once prints them all"]) + "\n"
+    if len(found) >= lines:
+        kept = max(1, lines - 2)
+        found[kept:] = [f"... {len(found) - kept} more lines: --once prints them all"]
+    return "\n".join(line[:columns] for line in found) + "\n"

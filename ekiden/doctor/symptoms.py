@@ -20,6 +20,7 @@ from ekiden.doctor.rules.quality import other_answers
 from ekiden.doctor.rules.scaling import does_not_scale
 from ekiden.doctor.rules.tokens import slow_tokens
 from ekiden.doctor.rules.use import busy_without_result, starved
+from ekiden.doctor.rules.words import listed
 
 Rule = Callable[[Evidence], Iterator[Cause]]
 Lack = Callable[[Evidence], str]
@@ -58,8 +59,10 @@ def _no_work(evidence: Evidence) -> str:
 
 
 def _no_answers(evidence: Evidence) -> str:
-    if any(True for _ in evidence.answered):
+    if any(answers.count for _, answers in evidence.answered):
         return ""
+    if kinds := [kind for _, answers in evidence.answered for kind in answers.errors]:
+        return f"every request failed ({listed(dict.fromkeys(kinds))}): nothing is known of times"
     return _why(evidence, "gateway", "no request was answered: watch under load, or give --bench")
 
 

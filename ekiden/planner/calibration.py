@@ -90,6 +90,13 @@ _SHARES = (
     *("nvlink_share", "pcie_share", "pcie_peer_share", "network_share", "balance"),
 )
 
+_RATES = (
+    *("memory_gib", "visible_gib", "bandwidth_gbps", "bf16_tflops", "fp8_tflops", "fp4_tflops"),
+    *("link_gbps", "pcie_gbps", "network_gbps"),
+)
+_LEAST_RATE, _MOST_RATE = 1e-3, 1e6
+"""Of a device, in GiB, GB/s or Tflop/s: from the smallest board to far beyond the largest."""
+
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shared: dict[str, float]
@@ -143,4 +150,16 @@ def check(found: Calibration) -> Calibration:
             raise SetupError(f"calibration {name} {value:g} is not seconds: choose 0 to 10")
         if name.startswith("beside_") and not 1 <= value <= 10:
             raise SetupError(f"calibration {name} {value:g} slows nothing down: choose 1 to 10")
+    if found.device is not None:
+        _check_device(found.device)
     return found
+
+
+def _check_device(device: Gpu) -> None:
+    for name in _RATES:
+        value = getattr(device, name)
+        if value is not None and not _LEAST_RATE <= value <= _MOST_RATE:
+            raise SetupError(
+                f"calibration: {name} {value:g} of its device is none that a device has: choose "
+                f"{_LEAST_RATE:g} to {_MOST_RATE:,.0f}"
+            )

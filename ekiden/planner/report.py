@@ -23,6 +23,8 @@ from ekiden.planner.why import why
 
 SCHEMA = 1
 HOUR_S, MILLION = 3600, 1e6
+HEADROOM = 0.9
+"""Of the most within the objectives, which nobody should plan to run at."""
 
 
 def report(decision: Decision, model: str, served: Collection[str]) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def report(decision: Decision, model: str, served: Collection[str]) -> dict[str,
         "why": why(decision),
         "memory": [] if chosen.refused else memories(decision),
         "cost": cost(decision),
+        "headroom": headroom(decision),
         "failure": failure(decision),
         "lost": [{**option_of(one), "why": lost(decision, one)} for one in ordered(decision)],
         "measure_first": measure_first(decision),
@@ -164,6 +167,16 @@ def cost(decision: Decision) -> dict[str, float | None]:
         "price_per_hour": None if price is None else price * chosen.gpus,
         "price_per_million_tokens": None if price is None or hours is None else price * hours,
     }
+
+
+def headroom(decision: Decision) -> dict[str, float] | None:
+    """What a little less than the most feels like; None where a rate was asked for."""
+    chosen, asked = decision.chosen, decision.asked
+    if asked.work.rate is not None or not chosen.works:
+        return None
+    rate = HEADROOM * chosen.rate
+    latency = after_losing(asked, chosen, rate)
+    return {"rate": rate, "ttft_p95": latency.ttft_p95, "tpot_p95": latency.tpot_p95}
 
 
 def failure(decision: Decision) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import msgspec
 
 from ekiden.planner.batch import Batch, Split
 from ekiden.planner.closed import room
+from ekiden.planner.crowd import quantiles
 from ekiden.planner.latency import Latency
 from ekiden.planner.queueing import NORMAL, Queue, Service, poisson_quantile
 from ekiden.planner.steady import GUESSED, TOO_MANY_PROMPTS, Mean, steady
@@ -39,7 +40,8 @@ def aggregated(stepper: Stepper, work: Workload, rate: float, replicas: int) -> 
     queue = Queue(servers=groups, rate=rate, services=services)
     if queue.load >= 1:
         return Latency(most=most, prefill_load=mean.load, limit=TOO_MANY_PROMPTS)
-    found = _latency(stepper, work, queue, mean, most, rate / groups)
+    crowd = quantiles(stepper, work, rate / replicas, most, prompts=True)
+    found = _latency(stepper, work, queue, mean, most, rate / groups, crowd)
     found = _later(found, _seats(work, mean, most, rate, replicas, (0.0,) * len(work.kinds)))
     tokens = max(work.fresh(kind) for kind in work.kinds)
     full = Batch(
@@ -122,7 +124,8 @@ def disaggregated(
     transfer, link_load = moved(prefill, decode, work, rate, pools)
     if link_load >= 1:
         return Latency(most=most, link_load=link_load, limit="the link cannot carry the KV in time")
-    found = _latency(decode, work, queue, mean, most, 0.0)
+    crowd = quantiles(decode, work, rate / pools[1], most, prompts=False)
+    found = _latency(decode, work, queue, mean, most, 0.0, crowd)
     prompts = tuple(_first_token(prefill, work, kind) for kind in work.kinds)
     found = _later(found, _seats(work, mean, most, rate, pools[1], prompts))
     late = {f"tpot_p{q}": getattr(found, f"tpot_p{q}") + transfer / work.output for q in NORMAL}
@@ -156,11 +159,10 @@ def moved(
 
 
 def _tpot(
-    stepper: Stepper, work: Workload, mean: Mean, most: float, rate: float, percentile: int
+    stepper: Stepper, work: Workload, mean: Mean, batch: float, rate: float, percentile: int
 ) -> float:
-    """Of the request that meets the larger batch and the more prompts of others."""
-    batch = min(most, max(1.0, poisson_quantile(mean.running, percentile)))
-    alone = stepper.decode(batch, work.context).total
+    """Of the request that meets the larger ``batch`` and the more prompts of others."""
+    alone = stepper.decode(max(1.0, batch), work.context).total
     cost = sum(k.share * c for k, c in zip(work.kinds, mean.costs, strict=True))
     met = poisson_quantile(rate * work.output * mean.tpot, percentile)
     return alone + met * cost / work.output
@@ -200,11 +202,18 @@ def _later(found: Latency, seats: Queue) -> Latency:
 
 
 def _latency(
-    stepper: Stepper, work: Workload, queue: Queue, mean: Mean, most: float, rate: float
+    stepper: Stepper,
+    work: Workload,
+    queue: Queue,
+    mean: Mean,
+    most: float,
+    rate: float,
+    crowd: dict[int, float],
 ) -> Latency:
-    """``rate`` of the prompts that a DP group computes beside decoding."""
+    """``rate`` of the prompts that a DP group computes beside decoding; ``crowd``: sequences by
+    percentile."""
     ttft = [queue.quantile(q / 100) for q in NORMAL]
-    tpot = [_tpot(stepper, work, mean, most, rate, q) for q in NORMAL]
+    tpot = [_tpot(stepper, work, mean, crowd[q], rate, q) for q in NORMAL]
     return Latency(
         ttft_p50=ttft[0],
         ttft_p95=ttft[1],

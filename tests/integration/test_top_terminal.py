@@ -50,8 +50,8 @@ class Screen:
         self.resize(lines)
         asyncio.get_running_loop().add_reader(self._master, self._more)
 
-    def resize(self, lines: int) -> None:
-        size = struct.pack("HHHH", lines, WIDTH, 0, 0)
+    def resize(self, lines: int, columns: int = WIDTH) -> None:
+        size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
 
     def _more(self) -> None:
@@ -104,6 +104,9 @@ async def test_a_look_fits_the_terminal_grows_with_it_and_ends_at_ctrl_c(redis_u
         high = await screen.until("d-29")
         assert sum(" d-" in line for line in high) == REPLICAS
         assert not any("more lines" in line for line in high)
+        screen.resize(4, columns=20)
+        tiny = await screen.until("more lines")
+        assert all(len(line.removesuffix(LINE)) <= 20 for line in tiny)
         process.send_signal(signal.SIGINT)
         _, told = await process.communicate()
         assert process.returncode in (0, 130)

@@ -23,7 +23,7 @@ def starved(evidence: Evidence) -> Iterator[Cause]:
 
 def _slow_client(situation: Situation) -> Iterator[Cause]:
     client = situation.client
-    if client is None:
+    if client is None or not (situation.answers and situation.answers.count):
         return
     excess = max(client.cpu_share / at.CLIENT_CPU, client.lag_p99_s / at.CLIENT_LAG_S)
     if excess > 1:

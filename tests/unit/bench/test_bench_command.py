@@ -55,6 +55,16 @@ def test_a_sweep_writes_its_result_in_every_form(
     assert "rate 50" in capsys.readouterr().out
 
 
+def test_a_file_that_cannot_be_written_does_not_cost_the_others(
+    mock: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    csv = tmp_path / "r.csv"
+    argv = ["bench", "--base-url", mock, "--num-prompts", "4", "--output-tokens", "2"]
+    assert main([*argv, "--json", str(tmp_path), "--csv", str(csv)]) == 2
+    assert len(csv.read_text().splitlines()) == 2
+    assert f"ekiden: {tmp_path} cannot be written: Is a directory" in capsys.readouterr().err
+
+
 def test_levels_ask_for_different_prompts(mock: str, tmp_path: Path):
     path = tmp_path / "r.json"
     argv = ["bench", "--base-url", mock, "--concurrency", "1,3", "--num-prompts", "4"]

@@ -211,6 +211,10 @@ def test_two_pools_have_their_own_layouts(printed):
     assert set(roles) == {"prefill", "decode", "gateway"}
 
 
+def test_a_model_that_ekiden_pulls_is_deployed_by_its_own_name(printed):
+    assert "--model smollm2-135m-instruct " in printed("smollm2-135m-instruct", "--gpu", "l40s")
+
+
 def test_the_overlay_gives_every_replica_cards_of_its_own(printed, tmp_path: Path):
     printed(*APART, "--out", str(tmp_path))
     services = yaml.safe_load((tmp_path / "compose.plan.yaml").read_text())["services"]
@@ -340,6 +344,11 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(capsys, tmp_path: Path)
     file.write_text("")
     assert main(["plan", *EIGHT, "--out", str(file / "below")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_named_itself(capsys, tmp_path: Path):
+    assert main(["plan", *EIGHT, "--html", str(tmp_path)]) == 2
+    assert f"{tmp_path} cannot be written" in capsys.readouterr().err
 
 
 def test_a_checkpoint_at_hand_is_held_against_the_count(printed, tmp_path: Path):

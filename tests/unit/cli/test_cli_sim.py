@@ -175,3 +175,8 @@ def test_doctor_finds_the_hot_experts_of_a_simulation_and_none_where_all_are_ali
     page = capsys.readouterr().out
     assert "R46  the tail of a mixture of experts is unstable   confidence" in page
     assert "redundant copies of the hottest experts" in " ".join(page.split())
+
+
+@pytest.mark.parametrize("words", [("--ratio", "0:100001"), ("--replicas", "200000")])
+def test_more_replicas_than_memory_holds_are_refused(refused, words):
+    assert "choose up to 100,000" in refused(*FEW, *words)

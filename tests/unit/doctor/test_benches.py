@@ -10,8 +10,9 @@ import pytest
 
 from ekiden.bench.result import SCHEMA, Level, ReplicaShare, Result, Samples, Service, write
 from ekiden.core.errors import SetupError
-from ekiden.doctor.evidence import Load, Situation
+from ekiden.doctor.evidence import Answers, Client, Evidence, Load, Situation
 from ekiden.doctor.results import KINDS, read
+from ekiden.doctor.symptoms import diagnose
 from ekiden.measures.goodput import Slo
 from ekiden.measures.spread import Spread
 from ekiden.sim import figures
@@ -127,3 +128,18 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, text: str, says: st
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(SetupError, match=says):
         read(tmp_path / "x.json")
+
+
+def test_where_every_request_failed_nothing_is_called_clean_that_times_would_show():
+    failed = Situation(
+        name="r.json, rate 2",
+        seconds=5.0,
+        answers=Answers(errors={"http_400": 10}),
+        client=Client(cpu_share=0.0, lag_p99_s=0.011),
+        load=Load(kind="rate", value=2.0),
+    )
+    found = diagnose(Evidence(situations=(failed,)))
+    assert not found.findings
+    assert not {"R44", "R51", "R53", "R55"} & set(found.clean)
+    reasons = {one.requirement: one.reason for one in found.unseen}
+    assert reasons["R53"] == "every request failed (http_400): nothing is known of times"

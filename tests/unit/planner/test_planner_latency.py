@@ -19,6 +19,7 @@ from ekiden.planner.work import stage_works
 from ekiden.planner.workload import workload
 
 VLLM = calibration("vllm")
+H100 = msgspec.to_builtins(gpu("H100"))
 TOP2 = Routing(top_k=2)
 
 
@@ -237,6 +238,9 @@ def test_a_calibration_is_read_from_json(tmp_path):
         ({"memory_share": 1.5}, "memory_share 1.5 is not a share"),
         ({"layer_s": -1.0}, "layer_s -1 is not seconds"),
         ({"nonsense": 1}, "unknown field"),
+        ({"device": {**H100, "bandwidth_gbps": -1.0}}, "bandwidth_gbps -1 of its device is none"),
+        ({"device": {**H100, "memory_gib": 0.0}}, "memory_gib 0 of its device is none"),
+        ({"device": {**H100, "bf16_tflops": 1e-300}}, "bf16_tflops 1e-300 of its device is none"),
         ({"kv_share": None}, "a JSON object of name, source, memory_share"),
     ],
 )
