@@ -54,9 +54,9 @@ async def measure(base: BenchConfig, progress: Progress) -> tuple[Beside, Beside
     for number in range(ROUNDS):
         for look, shapes, together in ((prompt, WRITING, 2), (token, READING, 1)):
             salted = _salted(base, f"{number} {look.what}")
-            alone[look.what].append(await look_at(salted, look, 0))
+            alone[look.what].append(look.point(await look_at(salted, look, 0)))
             async with _busy(salted, shapes, together):
-                busy[look.what].append(await look_at(salted, look, 1))
+                busy[look.what].append(look.point(await look_at(salted, look, 1)))
         progress("calibrate", number + 1, ROUNDS)
     prompts, tokens = (
         Beside(alone=_median(alone[what]), busy=_median(busy[what])) for what in ("ttft", "itl")

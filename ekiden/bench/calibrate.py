@@ -71,22 +71,35 @@ async def measure(
     """``base``: the server to ask; what it asks and how much is set here.
 
     Raises:
-        SetupError: the server cannot be measured, or a point had errors.
+        SetupError: the server cannot be measured, a point had errors, or several replicas answered.
     """
     points = []
     for number, look in enumerate(wanted):
-        points.append(await look_at(base, look, number))
+        level = await look_at(base, look, number)
+        _check_one_replica(level)
+        points.append(look.point(level))
         seen(points[-1])
         progress("calibrate", number + 1, len(wanted))
     return points
 
 
-async def look_at(base: BenchConfig, look: Look, seed: int) -> Point:
-    """One point; ``seed`` of prompts that were not asked before. Raises as ``measure`` does."""
+async def look_at(base: BenchConfig, look: Look, seed: int) -> Level:
+    """What is seen at one point; ``seed`` of prompts that were not asked before. Raises as
+    ``measure`` does."""
     workload = Drawn(shapes=(look.shape,), seed=seed, salt=base.workload_name)
     config = configured(base, workload, look.together)
     config = msgspec.structs.replace(config, count=look.requests, warmups=look.together)
-    return look.point(_whole(await run(config, _quiet, _ignore), look))
+    return _whole(await run(config, _quiet, _ignore), look)
+
+
+def _check_one_replica(level: Level) -> None:
+    """Constants are of one replica that does both, as far as a server tells who answered."""
+    found = sorted({one.replica for one in level.service.replicas}) if level.service else []
+    if len(found) > 1:
+        raise SetupError(
+            f"{' and '.join(found)} answered, and a calibration is of one replica that does both: "
+            "start `ekiden up DIR --prefill 0 --decode 1`, or choose --two-pools"
+        )
 
 
 def configured(base: BenchConfig, workload: Drawn, together: int) -> BenchConfig:

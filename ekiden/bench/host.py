@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ekiden.core.cores import usable_cores
-from ekiden.planner.hardware import GIB, Gpu
+from ekiden.planner.hardware import CPU_NAME, GIB, Gpu
 
 READ_BYTES = 256 << 20
 """Of each core: more than caches hold."""
@@ -25,7 +25,7 @@ def this_host(cores: int = 0) -> Gpu:
     memory = _memory_gib()
     read = _reading_gbps(cores)
     return Gpu(
-        name=f"cpu-{cores}",
+        name=f"{CPU_NAME}{cores}",
         memory_gib=memory,
         visible_gib=memory,
         bandwidth_gbps=read,

@@ -43,6 +43,17 @@ def port_number(text: str) -> int:
     return value
 
 
+def between(least: int, most: int) -> Callable[[str], int]:
+    """The same with a bound above."""
+
+    def parse(text: str) -> int:
+        if (value := at_least(least)(text)) > most:
+            raise argparse.ArgumentTypeError(f"{value:,} is too large: at most {most:,}")
+        return value
+
+    return parse
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """A parser of whole numbers that refuses smaller ones by saying the least."""
 

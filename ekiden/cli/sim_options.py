@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ekiden.cli.options import LOCAL_PREFILL, add_options, at_least, seconds, share
+from ekiden.cli.options import LOCAL_PREFILL, add_options, at_least, between, seconds, share
 from ekiden.cli.plan_options import add_devices, add_engine, add_work, positive
 from ekiden.cli.sim_experts import add_experts
 from ekiden.cli.slo import SLO_HELP, slo_of
@@ -55,7 +55,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def _add_traffic(group: Any) -> None:
     add = group.add_argument
-    add("--requests", type=at_least(1), metavar="N",
+    add("--requests", type=between(1, 10_000_000), metavar="N",
         help=f"that come (default: {REQUESTS}, or all of the trace)")  # fmt: skip
     add("--trace-speed", type=positive, default=1.0, metavar="X",
         help="replay faster or slower (default: 1)")  # fmt: skip
@@ -76,7 +76,7 @@ def _add_deployment(group: Any) -> None:
         help="of both pools, shared out by --ratio (default: those that it names)")  # fmt: skip
     add("--policy", type=_several(_policy), default=POLICIES[:1], metavar="NAME,...",
         help=f"{', '.join(POLICIES)}: a run for each (default: the gateway's router)")  # fmt: skip
-    add("--gateways", type=at_least(1), default=1, metavar="N",
+    add("--gateways", type=between(1, 1000), default=1, metavar="N",
         help="that place requests in turn, each by its own knowledge (default: 1)")  # fmt: skip
     add("--block-size", type=at_least(1), default=GRANULE, metavar="N",
         help=f"tokens in a KV block; larger ones take less time (default: {GRANULE})")  # fmt: skip

@@ -96,12 +96,12 @@ def nearest(name: str) -> str:
 
 def servable(model: str) -> str:
     """What other commands call it: a directory for its config.json, a hub id for a name of the
-    table."""
+    table. An alias stays as it is: it is another model of the same shape."""
     path = Path(model)
     if path.exists():
         return str(path.parent) if path.is_file() else model
     entry = _by_name().get(plain(model))
-    return entry.source if entry and "/" not in model and not stored_as(model) else model
+    return entry.source if entry and model.lower() == entry.name.lower() else model
 
 
 def geometry(model: str) -> Geometry:

@@ -13,6 +13,8 @@ from ekiden.core.errors import SetupError
 from ekiden.planner.names import nearest
 
 GIB = 1 << 30
+CPU_NAME = "cpu-"
+"""How the name of a host's cores begins."""
 BF16_CAPABILITY = 8.0
 """From which on a GPU of NVIDIA's has units for bf16 (CUDA C++ Programming Guide, features
 by compute capability)."""

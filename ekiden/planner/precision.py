@@ -107,6 +107,8 @@ _FORMATS = (
 )
 FORMATS = {found.name: found for found in _FORMATS}
 _ALIASES = {
+    "gptq-int4": "gptq",
+    "awq-int4": "awq",
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",

@@ -140,6 +140,8 @@ def _kv_capacity(row: Row) -> Judged:
     if gib:
         room = max(0, min(rank.kv for rank in found.ranks))
         return _compared(row, KV, gib, room / GIB, "GiB")
+    if tokens:
+        raise SetupError("kv_tokens of hybrid attention depend on lengths: state kv_gib_per_gpu")
     raise SetupError("neither kv_tokens nor kv_gib_per_gpu says what a rank holds")
 
 

@@ -20,6 +20,11 @@ from ekiden.registry.record import ReplicaRecord
 from ekiden.registry.registration import Registration
 
 REPLICAS, WIDTH = 30, 70
+HEARS_CTRL_C = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from ekiden.cli.__main__ import main; raise SystemExit(main())"
+)
+"""As a terminal starts it: what a shell starts in the background ignores SIGINT."""
 HOME, LINE, REST = "\033[H", "\033[K", "\033[J"
 RECORD = ReplicaRecord(
     id="", role="decode", model="m", address="127.0.0.1:1", epoch=1, version="0", block_size=16,
@@ -78,7 +83,7 @@ class Screen:
 async def top(url: str, screen: Screen) -> AsyncIterator[asyncio.subprocess.Process]:
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ekiden.cli", "top", "--redis", url, "--interval", "0.2"),
+        *(sys.executable, "-c", HEARS_CTRL_C, "top", "--redis", url, "--interval", "0.2"),
         *("--url", "http://127.0.0.1:1"),
         env=env,  # they would say how large a terminal is without asking it
         stdout=screen.terminal,

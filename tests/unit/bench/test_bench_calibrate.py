@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from ekiden.bench import calibrate
 from ekiden.bench.calibrate import LONG, OUTPUT, Look, looks
 from ekiden.bench.host import this_host
+from ekiden.bench.result import ReplicaShare, Service
 from ekiden.bench.workload import Shape
+from ekiden.core.errors import SetupError
 from ekiden.measures.spread import Spread
 
 
@@ -38,3 +43,19 @@ def test_a_host_has_rates_that_a_processor_can_have() -> None:
     assert 0.5 < here.bandwidth_gbps < 1000
     assert 0.0005 < here.bf16_tflops < 100
     assert here.memory_gib > 0.5
+
+
+@pytest.mark.parametrize("names", [("prefill-0", "decode-0"), ("decode-0", "decode-1")])
+async def test_a_deployment_of_several_replicas_is_not_taken_for_one(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = [ReplicaShare(role="r", replica=name, requests=1, tokens=1) for name in names]
+    level: Any = SimpleNamespace(service=Service(replicas=shares))
+
+    async def seen(*_: Any) -> Any:
+        return level
+
+    monkeypatch.setattr(calibrate, "look_at", seen)
+    look = Look(what="ttft", shape=Shape(16, 1))
+    with pytest.raises(SetupError, match=f"{' and '.join(sorted(names))} answered"):
+        await calibrate.measure(cast("Any", None), [look], lambda *_: None, lambda _: None)

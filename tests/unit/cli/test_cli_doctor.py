@@ -52,6 +52,17 @@ def test_a_result_of_a_bench_without_trouble_ends_with_0(tmp_path: Path, capsys:
     assert "R43     fits one device" in out
 
 
+def test_requests_that_fail_are_told_first_and_end_with_1(tmp_path: Path, capsys: Any) -> None:
+    died = bench(tmp_path / "died.json", succeeded=40, errors={"disconnected": 150, "connect": 10})
+    assert main(["doctor", "--bench", died]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "requests fail, else nothing found" in out
+    assert "160 of 200 requests failed (disconnected 150, connect 10)" in out
+    one = bench(tmp_path / "one.json", succeeded=999, errors={"timeout": 1})
+    assert main(["doctor", "--bench", one]) == 0
+    assert "999 answers, 1 failed" in capsys.readouterr().out
+
+
 def test_an_objective_that_is_missed_ends_with_1_and_says_what_to_do(
     tmp_path: Path, capsys: Any
 ) -> None:

@@ -66,8 +66,8 @@ def test_the_data_have_a_stable_schema(printed):
     plan = json.loads(printed(*EIGHT, "--json"))
     assert plan["schema"] == 1
     assert list(plan) == [
-        *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost", "failure", "lost"),
-        *("measure_first", "deploy", "certainty"),
+        *("schema", "met", "short", "asked", "chosen", "why", "memory", "cost"),
+        *("headroom", "failure", "lost", "measure_first", "deploy", "certainty"),
     ]
     assert plan["chosen"]["pools"] == [{"replicas": 8, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}]
     assert all(one["why"] for one in plan["lost"])
@@ -262,6 +262,31 @@ def test_a_directory_is_planned_from_its_config(printed, tmp_path: Path):
     model = write_tiny_model(tmp_path / "tiny")
     plan = json.loads(printed(str(model / "config.json"), "--gpu", "l4", "--json"))
     assert plan["asked"]["model"] == str(model)
+
+
+def test_cores_of_a_cpu_are_deployed_as_such(printed, tmp_path: Path):
+    import msgspec
+
+    from ekiden.planner.calibration import calibration
+    from ekiden.planner.hardware import CPU_NAME, gpu
+
+    cores = msgspec.structs.replace(gpu("l4"), name=f"{CPU_NAME}4")
+    mine = msgspec.structs.replace(calibration("vllm"), device=cores)
+    file = tmp_path / "here.json"
+    file.write_bytes(msgspec.json.encode(mine))
+    told = printed("Llama-3.2-1B", "--calibration", str(file))
+    assert "ekiden serve decode" in told
+    assert "--device cpu" in " ".join(told.split())
+    assert "CUDA_VISIBLE_DEVICES" not in told
+
+
+def test_a_plan_for_the_most_says_what_a_tenth_less_feels_like(printed):
+    plan = json.loads(printed(*EIGHT, "--json"))
+    room, most = plan["headroom"], plan["chosen"]
+    assert room["rate"] == pytest.approx(0.9 * most["rate"])
+    assert room["tpot_p95"] < most["latency"]["tpot_p95"]
+    assert "which leaves a tenth as headroom: TTFT P95" in printed(*EIGHT)
+    assert json.loads(printed(*EIGHT, "--rate", "4", "--json"))["headroom"] is None
 
 
 def test_a_calibration_file_may_bring_its_own_device(printed, tmp_path: Path):

@@ -180,3 +180,13 @@ def test_doctor_finds_the_hot_experts_of_a_simulation_and_none_where_all_are_ali
 @pytest.mark.parametrize("words", [("--ratio", "0:100001"), ("--replicas", "200000")])
 def test_more_replicas_than_memory_holds_are_refused(refused, words):
     assert "choose up to 100,000" in refused(*FEW, *words)
+
+
+@pytest.mark.parametrize(
+    "option", [("--gateways", "100000000"), ("--requests", "100000000000"), ("--gateways", "0")]
+)
+def test_counts_that_would_never_end_are_refused(option: tuple[str, str], capsys) -> None:
+    words = ["sim", "Llama-3.1-8B", "--gpu", "H100", "--rate", "1", *option]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "at most" in capsys.readouterr().err or option[1] == "0"

@@ -77,8 +77,10 @@ def test_a_name_says_how_a_model_is_stored(name: str, form: str):
     assert own_format("auto", by_name(name), gpu("H100")).name == form
 
 
-def test_a_stored_form_of_a_table_model_is_not_served_as_the_wide_one():
-    assert servable("Qwen2.5-7B-Instruct") == "Qwen/Qwen2.5-7B"
+def test_another_model_of_the_same_shape_is_not_served_as_the_one_of_the_table():
+    assert servable("qwen2.5-7b") == "Qwen/Qwen2.5-7B"
+    assert servable("Qwen2.5-7B-Instruct") == "Qwen2.5-7B-Instruct"
+    assert servable("DeepSeek-R1-Distill-Llama-8B") == "DeepSeek-R1-Distill-Llama-8B"
     assert servable("Qwen2.5-7B-Instruct-AWQ") == "Qwen2.5-7B-Instruct-AWQ"
 
 

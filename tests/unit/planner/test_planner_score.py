@@ -76,6 +76,8 @@ def test_a_hybrid_model_is_scored_by_bytes_and_not_by_logged_tokens(write):
     judged = score(write({**row, "kv_tokens": "1", "kv_gib_per_gpu": str(room)})).judged[0]
     assert judged.unit == "GiB"
     assert judged.error == pytest.approx(0)
+    unscored = score(write({**row, "kv_tokens": "1"})).judged[0].unscored
+    assert "state kv_gib_per_gpu" in unscored
 
 
 def test_outcomes_are_counted_both_ways(write):
