@@ -28,6 +28,8 @@ TRACED = 4000
 """Of a trace: its caches fill slowly, and it may begin with a burst."""
 WARM_UP = 0.25
 """Of the requests, the first, which meet empty replicas: they count for nothing."""
+KINDER = 1.2
+"""Times the simulated TPOT from which the computed one is called the better."""
 _QUANTILES = (50, 95, 99)
 
 
@@ -126,6 +128,10 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"  busy: {busy}; {told['cache_hit_share']:.0%} of prompt tokens were cached"
     missed = [f"{name.upper().replace('_', ' ')} {_shown(s)}" for name, s in told["missed"].items()]
     yield f"  objectives missed: {', '.join(missed)}" if missed else "  every objective was kept"
+    computed, seen = planned["tpot_p50"], told["latency"]["tpot_p50"]
+    if computed and seen and computed > KINDER * seen:
+        yield "  So near the most that is served, batches grow for longer than was simulated: believe"
+        yield "  the computed TPOT, or ask for less than the most with --rate"
     if told["failed"]:
         yield f"  {told['failed']:,} requests failed"
 

@@ -449,6 +449,19 @@ def test_the_example_in_the_docs_is_what_is_printed(printed):
     assert printed(*shlex.split(command)[2:]) == page, "constants changed? print it anew"
 
 
+def test_a_simulation_that_is_kinder_than_the_plan_says_so():
+    from ekiden.cli.plan_simulate import section
+
+    figures = {f"{what}_p{q}": 0.05 for what in ("ttft", "tpot") for q in (50, 95, 99)}
+    told = {
+        "latency": figures, "busy_share": {"decode": 1.0}, "requests": 9, "rate": 1.0, "missed": {},
+        "cache_hit_share": 0.0, "failed": 0,
+    }  # fmt: skip
+    for computed, words in ((0.05, False), (0.09, True)):
+        plan = {"simulated": told, "chosen": {"latency": figures | {"tpot_p50": computed}}}
+        assert ("believe" in section(plan)) is words
+
+
 def test_a_choice_is_checked_by_simulated_traffic(capsys):
     words = ("plan", "Llama-3.1-8B", "--gpu", "H100", "--rate", "4", "--simulate")
     assert main([*words, "--json"]) == 0
