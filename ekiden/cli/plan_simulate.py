@@ -130,8 +130,8 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"  objectives missed: {', '.join(missed)}" if missed else "  every objective was kept"
     computed, seen = planned["tpot_p50"], told["latency"]["tpot_p50"]
     if computed and seen and computed > KINDER * seen:
-        yield "  So near the most that is served, batches grow for longer than was simulated: believe"
-        yield "  the computed TPOT, or ask for less than the most with --rate"
+        yield "  So near the most that is served, batches grow for longer than was simulated:"
+        yield "  believe the computed TPOT, or ask for less than the most with --rate"
     if told["failed"]:
         yield f"  {told['failed']:,} requests failed"
 
