@@ -234,5 +234,17 @@ def _interference(decision: Decision) -> str:
     return (
         f"Prefill and decode are not split: prompts take {latency.prefill_load:.0%} of a replica's "
         f"time and hold a token up by {milliseconds(latency.stall)} at most, and TPOT P95 is "
-        f"{milliseconds(latency.tpot_p95)} with that."
+        f"{milliseconds(latency.tpot_p95)} with that.{_two_pools(decision)}"
     )
+
+
+def _two_pools(decision: Decision) -> str:
+    """How the best of two pools in the chosen format did; empty where there is one GPU."""
+    chosen, gpus = decision.chosen, decision.asked.devices.gpus
+    if gpus < 2 * min(layout.gpus for layout in chosen.layouts):
+        return ""
+    found = [o for o in decision.lost if o.kind == DISAGGREGATED and o.form == chosen.form]
+    if not found:
+        return f" No two pools of these {gpus} GPUs carry that in {chosen.form.name}."
+    best = min(found, key=lambda o: (not o.works, o.worst, -o.rate))
+    return f" The best of two pools, {best.name}: {lost(decision, best)}."

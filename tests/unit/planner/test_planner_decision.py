@@ -368,6 +368,16 @@ def test_a_smaller_format_is_told_from_one_that_fits_and_one_that_is_quick_enoug
     assert "In bf16 no layout meets the objectives on these GPUs; with" in said(slow)
 
 
+def test_r22_one_pool_is_chosen_beside_the_best_of_two_or_where_there_is_none():
+    quick = Objectives(ttft_p95=3.0, tpot_p95=0.05)
+    none = plan("Llama-3.1-70B", "H100", 8, work="rag", rate=2.0, objectives=quick)
+    assert "No two pools of these 8 GPUs carry that in bf16." in said(none)
+    some = plan("Llama-3.1-8B", "H100", 8)
+    (two,) = [o for o in some.lost if o.kind == DISAGGREGATED and o.form == some.chosen.form][:1]
+    assert f"The best of two pools, {two.name}: " in said(some)
+    assert "two pools" not in said(plan("Llama-3.1-8B", "H100", 1))
+
+
 def test_an_assumed_ttft_that_one_prompt_fills_is_eased_and_said():
     decision = plan("Llama-3.1-70B", "A6000", 8, work="rag")
     objectives = decision.asked.objectives
