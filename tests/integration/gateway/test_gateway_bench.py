@@ -54,4 +54,5 @@ async def test_the_gateways_gauges_are_read_while_a_level_runs(
     gauges = level.service.gauges
     assert set(gauges) >= {"requests in flight", "requests running", "communication share"}
     assert set(gauges["requests running"]) == {"d-1"}
-    assert gauges["requests in flight"][""].max <= 3
+    # Three at a time; beside each new one the gateway may still be closing the one before.
+    assert gauges["requests in flight"][""].max <= 6
