@@ -114,12 +114,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _diagnose(args: argparse.Namespace) -> int:
-    from ekiden.cli.doctor_page import failing, page
+    from ekiden.cli.doctor_page import page
     from ekiden.doctor.symptoms import diagnose
 
     found = diagnose(_evidence(args))
     print(as_json(found) if args.json else page(found))
-    return 1 if found.findings or failing(found) else 0
+    return 1 if found.findings or found.evidence.failing else 0
 
 
 def _evidence(args: argparse.Namespace) -> Evidence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from ekiden.doctor.evidence import Situation
+from ekiden.doctor.evidence import Answers, Situation
 from ekiden.doctor.finding import Cause, Diagnosis, Finding
 
 WIDTH = 98
@@ -13,7 +13,8 @@ _INDENT = 10
 
 def page(found: Diagnosis) -> str:
     """Findings, then what is clean, then what could not be looked at."""
-    parts = [_head(found), *(_wrapped("failed", said) for said in failing(found))]
+    failing = [_wrapped("failed", _failing(*one)) for one in found.evidence.failing]
+    parts = [_head(found), *failing]
     parts += [_finding(one) for one in found.findings]
     if found.clean:
         parts.append(_wrapped("clean", ", ".join(found.clean)))
@@ -26,30 +27,19 @@ def page(found: Diagnosis) -> str:
 def _head(found: Diagnosis) -> str:
     looked = "; ".join(map(_looked, found.evidence.situations))
     count = len(found.findings)
-    none = "requests fail, else nothing found" if failing(found) else "nothing found"
+    none = "requests fail, else nothing found" if found.evidence.failing else "nothing found"
     told = f"{count} finding{'s' * (count != 1)}" if count else none
     return f"ekiden doctor   {told}   ({looked or 'no deployment watched'})"
 
 
-MANY_FAILED = 0.01
-"""Share of requests from which it is no accident."""
-
-
-def failing(found: Diagnosis) -> list[str]:
+def _failing(situation: Situation, answers: Answers) -> str:
     """What was measured of a service that does not answer: no question of its speed."""
-    told = []
-    for situation in found.evidence.situations:
-        answers = situation.answers
-        if answers is None or answers.failed < MANY_FAILED * (answers.count + answers.failed):
-            continue
-        if answers.failed:
-            kinds = ", ".join(f"{kind} {count}" for kind, count in answers.errors.items())
-            whole = answers.count + answers.failed
-            told.append(
-                f"{situation.name}: {answers.failed} of {whole} requests failed ({kinds}). What is "
-                "below is of the others; the logs of gateway and replicas say why"
-            )
-    return told
+    kinds = ", ".join(f"{kind} {count}" for kind, count in answers.errors.items())
+    whole = answers.count + answers.failed
+    return (
+        f"{situation.name}: {answers.failed} of {whole} requests failed ({kinds}). What is below "
+        "is of the others; the logs of gateway and replicas say why"
+    )
 
 
 def _looked(situation: Situation) -> str:

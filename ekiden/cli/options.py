@@ -48,7 +48,7 @@ def between(least: int, most: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if (value := at_least(least)(text)) > most:
-            raise argparse.ArgumentTypeError(f"{value:,} is too large: at most {most:,}")
+            raise argparse.ArgumentTypeError(f"{text:.20} is too large: at most {most:,}")
         return value
 
     return parse

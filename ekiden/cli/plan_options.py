@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ekiden.cli.options import at_least, share
+from ekiden.cli.options import between, share
 
 MOST = 10**9
 """Of anything that is counted or measured: more is a slip of the pen."""
@@ -53,13 +53,7 @@ def part(text: str) -> float:
 
 def count(least: int) -> Callable[[str], int]:
     """A parser of whole numbers from ``least`` to ``MOST``."""
-
-    def parse(text: str) -> int:
-        if (value := at_least(least)(text)) > MOST:
-            raise argparse.ArgumentTypeError(f"{text:.20} is too large: at most {MOST:,}")
-        return value
-
-    return parse
+    return between(least, MOST)
 
 
 def add_question(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from itertools import permutations
 
 import msgspec
 
-from ekiden.doctor.thresholds import KV_FULL
+from ekiden.doctor.thresholds import KV_FULL, MANY_FAILED
 from ekiden.measures.experts import Balancedness
 
 PREFILL, DECODE = "prefill", "decode"
@@ -252,6 +252,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
             answers = situation.answers
             if answers is not None and (answers.count or answers.errors):
                 yield situation, answers
+
+    @property
+    def failing(self) -> list[tuple[Situation, Answers]]:
+        """Those in which so many requests failed that it is no accident."""
+        return [
+            (situation, answers)
+            for situation, answers in self.answered
+            if answers.failed and answers.failed >= MANY_FAILED * (answers.count + answers.failed)
+        ]
 
     def pairs(self) -> Iterator[tuple[Situation, Situation]]:
         """Every two situations of benches, in both orders."""

@@ -91,3 +91,6 @@ QUEUED = 2.0
 """Requests waiting for each replica of one pool while the other pool has no queue."""
 WIRE_USE = 0.7
 """Of what a wire did when it was measured alone."""
+
+MANY_FAILED = 0.01
+"""Of the requests: from there on it is no accident."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ekiden.planner.queueing import NORMAL
 from ekiden.planner.steady import prompt_costs
 from ekiden.planner.steps import Stepper
 from ekiden.planner.workload import Workload
@@ -37,7 +38,7 @@ def quantiles(
     share = np.exp(weight - weight.max())
     below = np.cumsum(share) / share.sum()
     ends = np.arange(len(below)) + 0.5
-    return {q: float(max(0.0, np.interp(q / 100, below, ends))) for q in (50, 95, 99)}
+    return {q: float(max(0.0, np.interp(q / 100, below, ends))) for q in NORMAL}
 
 
 _FULL = 0.999
@@ -54,10 +55,7 @@ def _times(
         sizes.append(sizes[-1] * _STEP)
     sizes.append(max(most, 1.0))
     alone = [stepper.decode(size, work.context).total for size in sizes]
-    costs = [_cost(stepper, work, size) if prompts else 0.0 for size in sizes]
+    dp, costs = stepper.replica.layout.dp, [0.0] * len(sizes)
+    if prompts:
+        costs = [work.mean(prompt_costs(stepper, work, size / dp)) for size in sizes]
     return np.array(sizes), np.array(alone), np.array(costs)
-
-
-def _cost(stepper: Stepper, work: Workload, running: float) -> float:
-    costs = prompt_costs(stepper, work, running / stepper.replica.layout.dp)
-    return sum(kind.share * cost for kind, cost in zip(work.kinds, costs, strict=True))

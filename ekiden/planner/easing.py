@@ -22,7 +22,7 @@ def eased(asked: Asked) -> Asked:
     """The same question with an assumed TTFT that is no less than ``TIMES`` a prompt alone, in the
     model's own format; as it is where somebody stated one, or where nothing fits."""
     usual = asked.objectives.ttft_p95
-    if "ttft" not in asked.objectives.assumed or usual is None:
+    if "ttft" not in asked.objectives.assumed or usual is None or asked.objectives.eased_from:
         return asked
     least = math.ceil(TIMES * _quickest(asked) / _ROUND_S) * _ROUND_S
     if least <= usual:

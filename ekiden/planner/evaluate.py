@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import mul
 
 import msgspec
 
@@ -58,9 +57,8 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
     if reason := why_not(stepper, -(-asked.sequences // left)):
         return reason
     work, dp = asked.work, layout.dp
-    shares = [kind.share for kind in work.kinds]
     fresh = [(work.fresh(kind), kind.prompt) for kind in work.kinds]
-    alone = sum(map(mul, shares, [stepper.busy(new, all_ - new) for new, all_ in fresh])) / dp
+    alone = work.mean(stepper.busy(new, all_ - new) for new, all_ in fresh) / dp
     found = Server(
         stepper=stepper,
         most=most,
@@ -73,7 +71,7 @@ def server(asked: Asked, stepper: Stepper) -> Server | str:
         return msgspec.structs.replace(found, ceiling=found.prompts)
     held = room(stepper, work.context)
     full = work.output * stepper.decode(held, work.context).total / held
-    added = sum(map(mul, shares, prompt_costs(stepper, work, held / dp))) / dp
+    added = work.mean(prompt_costs(stepper, work, held / dp)) / dp
     return msgspec.structs.replace(found, ceiling=1 / (added + full), tokens=1 / full)
 
 

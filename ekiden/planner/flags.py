@@ -10,7 +10,6 @@ import msgspec
 from ekiden.planner.decision import Decision
 from ekiden.planner.dtypes import dtype_option, widened
 from ekiden.planner.geometry import Geometry
-from ekiden.planner.hardware import CPU_NAME
 from ekiden.planner.layout import Layout
 from ekiden.planner.options import DISAGGREGATED, Asked, Option
 from ekiden.planner.precision import FLOATS, KV_BYTES, WeightFormat, kv_format, published
@@ -94,7 +93,7 @@ def options(decision: Decision, layout: Layout) -> list[str]:
     """Of one replica."""
     asked, form = decision.asked, decision.chosen.form
     limits = asked.stepper(layout, form).replica.resolved
-    found = ["--device", "cpu" if is_cpu(decision) else "cuda", "-tp", str(layout.tp)]
+    found = ["--device", "cpu" if asked.devices.gpu.is_cpu else "cuda", "-tp", str(layout.tp)]
     found += ["-pp", str(layout.pp)] if layout.pp > 1 else []
     found += ["--max-model-len", str(limits.max_model_len)]
     found += ["--max-num-seqs", str(limits.max_num_seqs)]
@@ -110,18 +109,13 @@ def options(decision: Decision, layout: Layout) -> list[str]:
     return found
 
 
-def is_cpu(decision: Decision) -> bool:
-    """Whether the device is the cores of a host, as ``ekiden bench calibrate`` names them."""
-    return decision.asked.devices.gpu.name.startswith(CPU_NAME)
-
-
 def commands(decision: Decision, model: str) -> list[list[str]]:
     """Of each host: a shell's line for each replica, and on the first host one for the gateway."""
     hosts: list[list[str]] = [[] for _ in range(decision.asked.devices.hosts)]
     address = ["--host", "0.0.0.0"] if len(hosts) > 1 else []
     to = ["--model", shlex.quote(model), "--redis", '"$REDIS_URL"', *address]
     for one in workers(decision):
-        cards = () if is_cpu(decision) else (_cards(one),)
+        cards = () if decision.asked.devices.gpu.is_cpu else (_cards(one),)
         words = (*cards, "ekiden serve", one.role, *to, *one.options)
         hosts[one.host].append(" ".join(words))
     hosts[0].append(" ".join(("ekiden serve gateway", *to)))

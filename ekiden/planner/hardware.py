@@ -56,6 +56,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     aliases: tuple[str, ...] = ()
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it is the cores of a host, as ``ekiden bench calibrate`` names them."""
+        return self.name.startswith(CPU_NAME)
+
+    @property
     def memory_bytes(self) -> int:
         """What an engine finds on the card: visible, or nominal less what is usually hidden."""
         return int((self.visible_gib or self.memory_gib * (1 - HIDDEN_SHARE)) * GIB)

@@ -7,7 +7,6 @@ Allen and Cunneen's: that of M/M/c times (1 + cv^2) / 2. The tail is taken as ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 
@@ -112,8 +111,3 @@ NORMAL = {50: 0.0, 95: 1.645, 99: 2.326}
 def poisson_quantile(mean: float, percentile: int) -> float:
     """Of a count that is ``mean`` on average, by the normal distribution that it comes near."""
     return mean + NORMAL[percentile] * math.sqrt(mean)
-
-
-def weighted(pairs: Sequence[tuple[float, float]]) -> float:
-    """Mean of (share, value)."""
-    return sum(share * value for share, value in pairs)

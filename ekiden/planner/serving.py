@@ -149,7 +149,7 @@ def moved(
     ranks = min(prefill.replica.layout.gpus, decode.replica.layout.gpus)
     total = pools[0] * prefill.replica.layout.gpus + pools[1] * decode.replica.layout.gpus
     rate_of_link = decode.links.between(crosses_hosts=total > decode.devices.per_host)
-    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
+    tokens = work.mean(map(work.fresh, work.kinds))
     size = sum(work_.kv.sequence_bytes(int(tokens)) for work_ in decode.works)
     size *= decode.replica.layout.tp
     last = min(tokens, prefill.chunk) / tokens
@@ -163,9 +163,8 @@ def _tpot(
 ) -> float:
     """Of the request that meets the larger ``batch`` and the more prompts of others."""
     alone = stepper.decode(max(1.0, batch), work.context).total
-    cost = sum(k.share * c for k, c in zip(work.kinds, mean.costs, strict=True))
     met = poisson_quantile(rate * work.output * mean.tpot, percentile)
-    return alone + met * cost / work.output
+    return alone + met * work.mean(mean.costs) / work.output
 
 
 def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
@@ -174,7 +173,7 @@ def _first_token(stepper: Stepper, work: Workload, kind: Requests) -> float:
 
 
 def _mean_prompt(stepper: Stepper, work: Workload) -> Split:
-    tokens = sum(kind.share * work.fresh(kind) for kind in work.kinds)
+    tokens = work.mean(map(work.fresh, work.kinds))
     return stepper.prompt(tokens, work.prompt - tokens)
 
 

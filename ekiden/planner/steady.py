@@ -55,7 +55,7 @@ def steady(
         costs = (0.0,) * len(work.kinds)
         if prompts:
             costs = prompt_costs(stepper, work, running / dp)
-        load = rate / dp * sum(k.share * c for k, c in zip(work.kinds, costs, strict=True))
+        load = rate / dp * work.mean(costs)
         alone = stepper.decode(max(running, 1.0), context).total
         tpot = alone / (1 - load) if load < 1 else math.inf
         wanted = rate * output * tpot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
@@ -32,15 +34,19 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     extreme: int = 0
     """Tokens of the longest single request, where kinds are means; 0: as the kinds say."""
 
+    def mean(self, values: Iterable[float]) -> float:
+        """Of one value for each kind."""
+        return sum(kind.share * value for kind, value in zip(self.kinds, values, strict=True))
+
     @property
     def prompt(self) -> float:
         """Mean tokens of a prompt."""
-        return sum(kind.share * kind.prompt for kind in self.kinds)
+        return self.mean(kind.prompt for kind in self.kinds)
 
     @property
     def output(self) -> float:
         """Mean tokens of an output."""
-        return sum(kind.share * kind.output for kind in self.kinds)
+        return self.mean(kind.output for kind in self.kinds)
 
     @property
     def context(self) -> float:
