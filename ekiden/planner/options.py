@@ -192,7 +192,7 @@ def layouts(geometry: Geometry, devices: Devices) -> Iterator[Layout]:
     found = _layouts(geometry, devices, _sizes)
     if len(found) > MOST_LAYOUTS:
         found = _layouts(geometry, devices, _few_sizes)
-    yield from sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp))
+    yield from sorted(found, key=lambda x: (x.gpus, x.pp, x.dp, x.tp, x.ep))
 
 
 def _layouts(geometry: Geometry, devices: Devices, sizes: Callable[..., list[int]]) -> set[Layout]:

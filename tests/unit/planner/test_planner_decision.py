@@ -5,10 +5,13 @@ import pytest
 from plans import option, plan
 
 from ekiden.core.errors import SetupError
+from ekiden.planner.catalogue import by_name
 from ekiden.planner.decision import decide
+from ekiden.planner.devices import devices
 from ekiden.planner.evaluate import after_losing, highest
+from ekiden.planner.hardware import gpu
 from ekiden.planner.layout import Layout
-from ekiden.planner.options import AGGREGATED, DISAGGREGATED
+from ekiden.planner.options import AGGREGATED, DISAGGREGATED, layouts
 from ekiden.planner.reasons import lost
 from ekiden.planner.serving import disaggregated
 from ekiden.planner.why import why
@@ -376,6 +379,15 @@ def test_r22_one_pool_is_chosen_beside_the_best_of_two_or_where_there_is_none():
     (two,) = [o for o in some.lost if o.kind == DISAGGREGATED and o.form == some.chosen.form][:1]
     assert f"The best of two pools, {two.name}: " in said(some)
     assert "two pools" not in said(plan("Llama-3.1-8B", "H100", 1))
+
+
+def test_layouts_come_in_one_order_so_that_a_plan_is_the_same_every_time():
+    for hosts in (1, 2, 4, 8):
+        machines = devices(gpu("H200"), per_host=8, hosts=hosts)
+        found = list(layouts(by_name("DeepSeek-V3"), machines))
+        order = [(one.gpus, one.pp, one.dp, one.tp, one.ep) for one in found]
+        assert order == sorted(order)
+        assert len(set(order)) == len(order)
 
 
 def test_an_assumed_ttft_that_one_prompt_fills_is_eased_and_said():
